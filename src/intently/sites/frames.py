@@ -1,0 +1,62 @@
+"""Which module and which line of the user's code is making a call: read from the running stack, so that nothing is hooked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from intently.report import Source
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent.parent)
+_OURS = tuple(str(Path(_HERE) / part) for part in ("sites", "edits", "check", "targets", "mechanism", "promises"))
+
+
+class Names:
+    """The path of every module of a model, by identity."""
+
+    def __init__(self, root: object):
+        self._paths: dict[int, str] = {}
+        self.alone = not isinstance(root, torch.nn.Module)
+        if isinstance(root, torch.nn.Module):
+            # A compiled module holds the user's module one step further in; its paths are the user's.
+            inner = getattr(root, "_orig_mod", None)
+            for name, module in (inner if isinstance(inner, torch.nn.Module) else root).named_modules():
+                self._paths[id(module)] = name or "(root)"
+
+    def path(self, module: object) -> str | None:
+        return self._paths.get(id(module))
+
+
+def locate(names: Names) -> tuple[str, Source | None]:
+    """The path of the innermost module whose forward is running, and the innermost line that is the user's."""
+    frame: FrameType | None = sys._getframe(2)
+    source: Source | None = None
+    path: str | None = None
+    while frame is not None and (path is None or source is None):
+        code = frame.f_code
+        file = code.co_filename
+        ours = file.startswith(_OURS)
+        theirs = not ours and not file.startswith((_TORCH, "<")) and "/einops/" not in file
+        if source is None and theirs:
+            source = Source(file, frame.f_lineno)
+        if path is None and not ours and code.co_argcount:
+            path = names.path(frame.f_locals.get(code.co_varnames[0]))
+            # A library's dispatcher (in site-packages, another file than the module's) says less than the module's line.
+            if path is not None and theirs and source is not None and source.file != file and "site-packages" in source.file:
+                source = Source(file, frame.f_lineno)
+        frame = frame.f_back
+    return path or "(root)", source
+
+
+def parameters_of(root: object) -> Mapping[str, torch.Tensor]:
+    """Parameters and buffers by name, marked as such."""
+    if not isinstance(root, torch.nn.Module):
+        return {}
+    named = {f"parameter:{n}": p for n, p in root.named_parameters()}
+    named.update({f"buffer:{n}": b for n, b in root.named_buffers()})
+    return named

@@ -1,0 +1,150 @@
+"""What logits and weights say about scale and mask: the slope of logit against q·k, and the keys that were really seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# A key counts as hidden when its additive term lies this far (in nats) below the row's best: exp(-40) < 1e-17, below
+# what double precision can add to a sum of weights. Swin's fill of -100 is hidden by this rule, ALiBi's slopes are not.
+HIDDEN_NATS = 40.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`logits = slope[head] · scores + added`, with `added` known up to a constant per row."""
+
+    slope: Tensor  # [heads]
+    added: Tensor  # like the logits; 0 where nothing was added, very negative where a key is hidden
+    residual: float  # largest part of `added`, relative to the logits, that is neither 0 nor shared by the samples
+    fixed: bool  # the same `added` in every sample: a bias, not content
+
+
+def fit_scale(scores: Tensor, logits: Tensor) -> Fit:
+    """Slope of logit against q·k per head, from differences within rows, so that a constant per row does not count.
+
+    `scores` and `logits` are `[batch, heads, query, key]`. The slope is the median over pairs of keys: exact while
+    fewer than half of the pairs carry a mask fill or a bias. When a bias stands in the way, differences between
+    samples (which share it) are tried.
+    """
+    scores, logits = scores.double(), logits.double()
+    heads = scores.shape[1]
+    slopes, shared = [], []
+    for head in range(heads):
+        s, l = scores[:, head], logits[:, head]
+        slope = _median_slope(s, l)
+        if slope is not None and _clean(s, l, slope):
+            slopes.append(slope)
+            shared.append(False)
+            continue
+        paired = _slope_between_samples(s, l)
+        slopes.append(paired if paired is not None else (slope if slope is not None else float("nan")))
+        shared.append(paired is not None)
+    slope = torch.tensor(slopes, dtype=torch.float64)
+    added = logits - torch.nan_to_num(slope)[None, :, None, None] * scores
+    added = _centre(added)
+    seen = added > -HIDDEN_NATS
+    spread = logits.masked_fill(~seen, 0.0).abs().amax().clamp_min(1e-12)
+    loose = added.masked_fill(~seen, 0.0)
+    fixed = all(shared) and bool(shared)
+    if fixed and loose.shape[0] > 1:
+        loose = loose - loose[:1]
+        loose = torch.where(seen & seen[:1], loose, torch.zeros_like(loose))
+        loose = loose - loose.median(-1, keepdim=True).values
+    residual = float(loose.abs().amax() / spread)
+    return Fit(slope, added, residual, fixed)
+
+
+def seen_keys(weights: Tensor, added: Tensor | None, logits: Tensor | None, *, dropped: bool) -> Tensor:
+    """The mask really used, `[batch, heads, query, key]`, True = seen.
+
+    From the additive term where it is known, else from the logits; and from weights that are exactly zero though the
+    logit is not low (a mask multiplied in after the softmax), unless dropout made the zeros.
+    """
+    if added is not None:
+        seen = ~(added < -HIDDEN_NATS) & ~torch.isneginf(torch.nan_to_num(added, nan=0.0, neginf=float("-inf")))
+    elif logits is not None:
+        best = logits.amax(-1, keepdim=True)
+        seen = ~((logits < best - 2 * HIDDEN_NATS) | torch.isneginf(logits))
+    else:
+        return weights != 0
+    empty = torch.zeros_like(seen)
+    if logits is not None:
+        # A row that is hidden as a whole may be filled by one finite number: nothing in it stands out.
+        bottom = logits.double() < _floor(logits.dtype)
+        empty = bottom.all(-1, keepdim=True).expand_as(seen)
+    seen = seen & ~empty
+    if not dropped:
+        seen = seen & ~((weights == 0) & seen & (weights.sum(-1, keepdim=True) != 0))
+    return seen
+
+
+def _floor(dtype: torch.dtype) -> float:
+    # Half of the smallest finite fill in use: finfo.min of the type, and -1e9 or -1e4 written by hand.
+    return -0.5e4 if dtype == torch.float16 else -0.5e8
+
+
+def _centre(added: Tensor) -> Tensor:
+    """Remove the constant of each row: the level that most seen keys of the row share."""
+    top = added.amax(-1, keepdim=True)
+    near = torch.where(added > top - HIDDEN_NATS, added, torch.full_like(added, float("nan")))
+    level = near.nanmedian(-1, keepdim=True).values
+    level = torch.where(torch.isfinite(level), level, torch.zeros_like(level))
+    return added - level
+
+
+def _pairs(s: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:
+    """Differences between keys of a row, for every pair with a finite and comparable logit."""
+    best = torch.where(torch.isfinite(l), l, torch.full_like(l, -1e300)).amax(-1, keepdim=True)
+    ok = torch.isfinite(l) & torch.isfinite(s) & (l > best - 500)
+    keys = s.shape[-1]
+    ds, dl, both = [], [], []
+    for step in range(1, min(keys, 9)):
+        ds.append(s[..., step:] - s[..., :-step])
+        dl.append(l[..., step:] - l[..., :-step])
+        both.append(ok[..., step:] & ok[..., :-step])
+    if not ds:
+        return s.new_empty(0), s.new_empty(0)
+    keep = torch.cat([b.flatten() for b in both])
+    return torch.cat([d.flatten() for d in ds])[keep], torch.cat([d.flatten() for d in dl])[keep]
+
+
+def _median_slope(s: Tensor, l: Tensor) -> float | None:
+    ds, dl = _pairs(s, l)
+    return _median_ratio(ds, dl)
+
+
+def _median_ratio(ds: Tensor, dl: Tensor) -> float | None:
+    if ds.numel() == 0:
+        return None
+    wide = ds.abs() > 1e-3 * ds.abs().amax()
+    if not wide.any():
+        return None
+    return float((dl[wide] / ds[wide]).median())
+
+
+def _clean(s: Tensor, l: Tensor, slope: float, *, tolerance: float = 1e-4) -> bool:
+    ds, dl = _pairs(s, l)
+    if ds.numel() == 0:
+        return False
+    off = (dl - slope * ds).abs() > tolerance * dl.abs().amax().clamp_min(1e-9)
+    return float(off.double().mean()) < 0.5
+
+
+def _slope_between_samples(s: Tensor, l: Tensor) -> float | None:
+    """The slope from differences between samples, which share a bias; None unless it explains nearly all of them."""
+    if s.shape[0] < 2:
+        return None
+    finite = torch.isfinite(l) & (l > l.amax(-1, keepdim=True) - 500)
+    s, l = torch.where(finite, s, 0.0), torch.where(finite, l, float("nan"))
+    ds, dl = s[1:] - s[:-1], l[1:] - l[:-1]
+    ds, dl = ds[..., 1:] - ds[..., :-1], dl[..., 1:] - dl[..., :-1]
+    keep = torch.isfinite(dl)
+    ds, dl = ds[keep], dl[keep]
+    slope = _median_ratio(ds, dl)
+    if slope is None:
+        return None
+    off = (dl - slope * ds).abs() > 1e-4 * dl.abs().amax().clamp_min(1e-9)
+    return slope if float(off.double().mean()) < 0.3 else None

@@ -1,0 +1,60 @@
+"""What a torch call does to the axes of a tensor: the few kinds that tracing has to tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# Calls that only move, select or copy entries: replaying them on a tensor of indices shows where each entry came from.
+MOVES = frozenset(
+    """transpose permute swapaxes swapdims movedim moveaxis t T mT H mH adjoint view reshape view_as reshape_as flatten
+    unflatten ravel unsqueeze squeeze expand expand_as broadcast_to repeat tile repeat_interleave getitem select narrow
+    index_select chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind cat concat concatenate stack hstack
+    vstack dstack roll flip unfold gather take_along_dim diagonal as_strided atleast_2d atleast_3d""".split()
+)
+
+# Calls that return their first argument unchanged in shape and order (a cast, a copy, a dropout).
+COPIES = frozenset(
+    """contiguous clone detach detach_ to type type_as float double half bfloat16 cpu cuda alias data requires_grad_
+    dropout dropout_ feature_dropout alpha_dropout native_dropout identity""".split()
+)
+
+CONTRACTIONS = frozenset("matmul bmm baddbmm einsum mm tensordot linalg_multi_dot inner".split())
+
+# Calls that act on the last axis of each position alone: a projection or a norm of one token.
+PER_POSITION = frozenset("linear addmm layer_norm rms_norm native_layer_norm normalize bilinear".split())
+
+NORMS = frozenset("layer_norm rms_norm native_layer_norm normalize group_norm batch_norm".split())
+
+REDUCTIONS = frozenset(
+    """sum mean amax amin max min prod logsumexp norm vector_norm linalg_vector_norm linalg_norm std var std_mean var_mean
+    argmax argmin any all count_nonzero topk sort argsort cumsum cumprod median mode nansum""".split()
+)
+
+# Calls that turn logits into weights, by any spelling.
+EXPONENTIALS = frozenset("softmax _softmax exp exp2 exp_ softmin sigmoid sigmoid_ _safe_softmax _masked_softmax".split())
+
+# Calls whose result depends on the seed.
+RANDOM_DROPS = frozenset("dropout dropout_ feature_dropout alpha_dropout native_dropout bernoulli bernoulli_".split())
+
+_ALIASES = {
+    "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "rsub": "rsub",
+    "rmul": "mul", "radd": "add", "rtruediv": "rdiv", "rdiv": "rdiv", "imul": "mul", "iadd": "add", "isub": "sub",
+    "itruediv": "div", "idiv": "div", "mul_": "mul", "div_": "div", "add_": "add", "sub_": "sub", "neg_": "neg",
+    "mm": "mm", "dot": "dot",
+}  # fmt: skip
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """The plain name of a torch function, method or property: `__matmul__`, `Tensor.matmul` and `torch.matmul` are `matmul`."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "get")
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+    return _ALIASES.get(name, name)
+
+
+def is_in_place(name: str) -> bool:
+    """True for calls that write into their first argument."""
+    return name == "setitem" or (name.endswith("_") and not name.startswith("_"))

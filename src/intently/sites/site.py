@@ -1,0 +1,135 @@
+"""One attention call found in a running model: where it is, what it computed, and (when kept) its stage tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from intently.report import SiteRecord, Source
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The stages of one call in one layout: `[batch, heads, query, key]`, whatever layout the model used.
+
+    `scores` are the bare q·k of the operands at the call (None where no product of queries and keys was found),
+    `logits` what entered the softmax, `weights` what multiplied the values. `aggregate` gives the call's output, in
+    the model's own layout, for other weights. `query`, `key`, `value` are `[batch, heads, position, width]`.
+    """
+
+    scores: Tensor | None
+    logits: Tensor | None
+    weights: Tensor
+    output: Tensor
+    aggregate: Callable[[Tensor], Tensor]
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    restore: Callable[[Tensor], Tensor] | None = None  # [batch, heads, query, value width] to the model's layout
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Whether the rows of the call are tokens: each field names the tensors (query, key, value, output) of which it is untrue.
+
+    `over_batch`: the query axis runs over samples. `scrambled`: a row of one head holds different features at
+    different positions, as after a view without the transpose.
+    """
+
+    over_batch: tuple[str, ...] = ()
+    scrambled: tuple[str, ...] = ()
+
+    @property
+    def are_tokens(self) -> bool:
+        return not self.over_batch and not self.scrambled
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The effective factor between q·k and the logits, per head.
+
+    `factors` multiply the product of the unscaled projections; `exact` says that the logits are this multiple plus a
+    fixed bias to rounding error. `normed`: queries or keys pass a norm, so that any factor may be meant. `learned`: a
+    parameter takes part.
+    """
+
+    factors: tuple[float, ...]
+    exact: bool
+    normed: bool = False
+    learned: bool = False
+    softcap: float | None = None
+    inside: float = 1.0  # the part of the factor that was put on q or k before the product
+
+    @property
+    def value(self) -> float | None:
+        """The one factor, or None where heads differ."""
+        first = self.factors[0] if self.factors else None
+        same = first is not None and all(abs(f - first) <= 1e-3 * max(abs(first), 1e-12) for f in self.factors)
+        return first if same else None
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention call. `visible` is the mask it really used, `[batch, heads, query, key]`, True = seen.
+
+    `side` are the model's arguments that reach the scores or the weights here, at this call, other than through the
+    queries, keys and values: a key mask that was passed on shows up in it.
+    """
+
+    path: str
+    role: str
+    kind: str  # dot | additive | fused | flex
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    queries: int
+    keys: int
+    scale: Scale | None
+    mask: str
+    visible: Tensor | None
+    bias: str
+    kernel: str
+    dtype: str
+    dropout: float
+    side: frozenset[str]
+    origins: Mapping[str, frozenset[str]]
+    lines: Mapping[str, Source]
+    row_sum: Tensor | None  # [batch, heads, query]: sum of the weights over the keys
+    normalized_over: str = "keys"
+    rows: Rows = field(default_factory=Rows)
+    deferred: bool = False  # divided by the row sum after the product with the values
+    negative: bool = False
+    tensors: Tensors | None = None
+    sampled_rows: int | None = None
+
+    @property
+    def source(self) -> Source | None:
+        """The user's line where the weights are made."""
+        return self.lines.get("normalize") or self.lines.get("aggregate")
+
+    def line(self, stage: str) -> Source | None:
+        """The user's line for one stage, or the nearest known one."""
+        return self.lines.get(stage) or self.source
+
+    def record(self) -> SiteRecord:
+        """This site as plain data for reports."""
+        return SiteRecord(
+            path=self.path,
+            role=self.role,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+            queries=self.queries,
+            keys=self.keys,
+            scale=self.scale.value if self.scale else None,
+            mask=self.mask,
+            kernel=self.kernel,
+            dtype=self.dtype,
+            dropout=self.dropout,
+            bias=self.bias,
+            source=self.source,
+        )

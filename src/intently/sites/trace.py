@@ -1,0 +1,462 @@
+"""Runs a model and finds its attention calls: a torch function mode that follows scores to weights to values."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from intently.report import Source
+from intently.sites import contraction, ops
+from intently.sites.assemble import Call as AttentionCall
+from intently.sites.assemble import assemble, assemble_flex, assemble_fused
+from intently.sites.contraction import Contraction
+from intently.sites.frames import Names, locate, parameters_of
+from intently.sites.provenance import Call, Node, Provenance, is_weight, tensors_in
+from intently.sites.site import Site
+
+
+@dataclass
+class Score:
+    """A product of queries and keys that may become attention."""
+
+    contraction: Contraction
+    node: Node
+    operands: tuple[Node, ...]
+    source: Source | None
+    fixed_side: bool  # one operand is a parameter: a learned query or a projection
+
+
+@dataclass
+class Pending:
+    """A softmax (by any spelling) of something that depends on the input, waiting for its values."""
+
+    scores: tuple[Score, ...]
+    logits: Tensor
+    logits_node: Node
+    node: Node
+    how: str
+    dim: int | None
+    source: Source | None
+    dropout: float = 0.0
+    dropout_source: Source | None = None
+
+
+Edit = Callable[[Site], Any]
+
+
+@dataclass
+class Sizes:
+    """What is known of the batch: how many samples, and the lengths of its streams."""
+
+    batch: int | None = None
+    lengths: frozenset[int] = frozenset()
+
+
+@dataclass
+class Settings:
+    """How to trace: keep the stage tensors or only describe them; edits by site name."""
+
+    keep: bool = False
+    edits: Mapping[str, Edit] = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=Sizes)
+
+
+class Tracer(TorchFunctionMode):
+    """Records where each tensor came from and, at every product of weights with values, one attention call."""
+
+    def __init__(self, root: object, arguments: Mapping[str, Any], settings: Settings):
+        super().__init__()
+        self.names = Names(root)
+        self.known = Provenance()
+        self.settings = settings
+        self.calls: list[AttentionCall] = []
+        self.fired: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        for name, tensor in parameters_of(root).items():
+            self.known.leaf(tensor, name)
+        for name, value in arguments.items():
+            for tensor in tensors_in([value]):
+                self.known.leaf(tensor, f"argument:{name}", argument=name)
+
+    # -- the mode ---------------------------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = ops.name_of(func)
+        if name == "multi_head_attention_forward":
+            with self:
+                return _without_dispatch(func)(*args, **kwargs)
+        if name == "scaled_dot_product_attention":
+            return self._fused(func, args, kwargs)
+        before = self.known.of(args[0]) if args and isinstance(args[0], Tensor) and ops.is_in_place(name) else None
+        product = self._product(name, args, kwargs)
+        result = func(*args, **kwargs)
+        if name == "setitem":
+            self._record(name, func, args, kwargs, args[0], before)
+            return result
+        if product is not None and isinstance(result, Tensor):
+            return self._close(product, name, func, args, kwargs, result)
+        if isinstance(result, Tensor):
+            self._record(name, func, args, kwargs, result, before)
+        elif isinstance(result, (tuple, list)):
+            for index, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    self._record(name, func, args, kwargs, part, None, index=index)
+        return result
+
+    # -- recording --------------------------------------------------------------------------------------------------
+
+    def _node(self, name: str, func: Any, args: Any, kwargs: Any, shape: torch.Size, index: int | None = None) -> Node:
+        tensors = tensors_in([*args, *kwargs.values()])
+        inputs = tuple(dict.fromkeys(self.known.of(t) for t in tensors))
+        origins = frozenset().union(*(n.origins for n in inputs)) if inputs else frozenset()
+        replayed = name in ops.MOVES or (name in ("mul", "div", "rdiv"))
+        call = Call(func, self._plain(args), {k: self._plain(v) for k, v in kwargs.items()}) if replayed else None
+        return Node(name, inputs, shape, origins, call=call, index=index)
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            # Index tensors stay themselves, so that a gather can be replayed.
+            return value if value.dtype in (torch.int64, torch.int32) and value.dim() <= 2 else self.known.of(value)
+        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            return type(value)(self._plain(v) for v in value)
+        return value
+
+    def _record(
+        self, name: str, func: Any, args: Any, kwargs: Any, result: Tensor, before: Node | None, index: int | None = None
+    ) -> None:
+        if before is None and any(result is t for t in args if isinstance(t, Tensor)):
+            return  # nothing was made: `contiguous` and `to` may return their argument
+        node = self._node(name, func, args, kwargs, result.shape, index)
+        if before is not None and before not in node.inputs:
+            node.inputs = (before, *node.inputs)
+        facts = node.facts
+        made = contraction.read(name, args, kwargs, self._factors) if name in ops.CONTRACTIONS or name in ("sum", "rmatmul") else None
+        if made is not None:
+            self._score(made, name, args, kwargs, node)
+        elif name in ops.EXPONENTIALS:
+            self._softmax(name, node, args, kwargs)
+        elif name == "mul" and index is None and before is None:
+            self._broadcast_product(args, result, node)
+        self._inherit(name, node, args, kwargs)
+        if name in ("linear", "addmm") or facts.get("projection"):
+            self._merged(node)
+        if name == "div" and "product" in facts:
+            self._divided(node, args)
+        self.known.put(result, node)
+        if before is not None and result is not args[0]:
+            self.known.put(args[0], node)
+        if name == "setitem" or before is not None:
+            base = args[0]._base
+            if base is not None and base is not result:
+                parent = self.known.of(base)
+                merged = Node("setitem", (parent, node), base.shape, parent.origins | node.origins)
+                self._inherit("setitem", merged, (base, args[0]), {})
+                self.known.put(base, merged)
+
+    def _inherit(self, name: str, node: Node, args: Any, kwargs: Any) -> None:
+        """Pass on what is known of the inputs: these are scores, these are weights, this is an output."""
+        if name in ops.CONTRACTIONS or name in ops.PER_POSITION or "weights" in node.facts or "score" in node.facts:
+            return
+        elementwise = name not in ops.REDUCTIONS
+        for source in node.inputs:
+            facts = source.facts
+            if name == "sum" and "weights" in facts:
+                node.facts["total"] = (facts["weights"], args[1] if len(args) > 1 else kwargs.get("dim"))
+            if not elementwise:
+                continue
+            for fact in ("weights", "score", "total"):
+                if fact in facts and fact not in node.facts:
+                    if fact == "score" and len(node.inputs) > 1 and name in ops.MOVES:
+                        together = [s for i in node.inputs for s in i.facts.get("score", ())]
+                        node.facts["score"] = tuple({id(s): s for s in together}.values())
+                    elif fact == "score":
+                        node.facts["score"] = _preferred([i.facts.get("score", ()) for i in node.inputs])
+                    elif fact == "weights" and name in ops.MOVES and len(node.inputs) > 1:
+                        node.facts["weights"] = _joined([i.facts["weights"] for i in node.inputs if "weights" in i.facts])
+                    else:
+                        node.facts[fact] = facts[fact]
+            if "product" in facts and (name in ops.MOVES or name in ops.COPIES or name == "div" or name == "alias"):
+                node.facts.setdefault("product", facts["product"])
+        pending = node.facts.get("weights")
+        if isinstance(pending, Pending) and name in ops.RANDOM_DROPS:
+            p, active = _dropout(name, args, kwargs)
+            if active and p > 0:
+                pending.dropout = p
+                pending.dropout_source = locate(self.names)[1]
+        if "weights" in node.facts:
+            node.facts.pop("score", None)
+
+    def _score(self, made: Contraction, name: str, args: Any, kwargs: Any, node: Node) -> None:
+        nodes = self._operand_nodes(made, name, args, kwargs)
+        weights = [is_weight(n) for n in nodes]
+        if any(weights) and not all(weights):
+            node.facts["projection"] = (made.labels[weights.index(False)], made.output)
+        if all(weights) or len(nodes) != 2 or not node.origins:
+            return
+        node.facts["score"] = (Score(made, node, nodes, locate(self.names)[1], any(weights)),)
+
+    def _operand_nodes(self, made: Contraction, name: str, args: Any, kwargs: Any) -> tuple[Node, ...]:
+        """The nodes of a contraction's operands, in its order; of a product and a sum, those of the two factors."""
+        tensors = self._factors(args[0]) if name == "sum" else made.operands
+        return tuple(self.known.of(t) for t in tensors or ())
+
+    def _softmax(self, name: str, node: Node, args: Any, kwargs: Any) -> None:
+        argument = args[0] if args else kwargs.get("input")
+        if not isinstance(argument, Tensor):
+            return
+        source = self.known.of(argument)
+        if name in ("exp_", "sigmoid_") and node.inputs:
+            source = node.inputs[0]
+        if "weights" in source.facts or not node.origins or argument.dim() < 2:
+            return
+        scores = source.facts.get("score", ())
+        if not scores and name not in ("softmax", "_softmax", "exp"):
+            return
+        dim = None
+        if "softmax" in name:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        kept = argument if name not in ("exp_", "sigmoid_") else argument.detach().log()
+        node.facts["weights"] = Pending(scores, kept, source, node, name, dim, locate(self.names)[1])
+
+    def _broadcast_product(self, args: Any, result: Tensor, node: Node) -> None:
+        pair = [a for a in args if isinstance(a, Tensor)]
+        if len(pair) != 2 or all(t.shape == result.shape for t in pair):
+            return
+        nodes = [self.known.of(t) for t in pair]
+        if all(n.origins for n in nodes) or any("weights" in n.facts for n in nodes):
+            node.facts["factors"] = tuple(pair)
+
+    def _factors(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+        node = self.known.of(tensor)
+        return node.facts.get("factors")
+
+    # -- products with values ---------------------------------------------------------------------------------------
+
+    def _product(self, name: str, args: Any, kwargs: Any) -> tuple[Contraction, int, Pending] | None:
+        """Weights times values, seen before it runs (so that an edit can change the weights)."""
+        if name not in ops.CONTRACTIONS and name not in ("sum", "rmatmul"):
+            return None
+        made = contraction.read(name, args, kwargs, self._factors)
+        if made is None:
+            return None
+        nodes = self._operand_nodes(made, name, args, kwargs)
+        for index, node in enumerate(nodes):
+            pending = node.facts.get("weights")
+            if not isinstance(pending, Pending):
+                continue
+            others = [n for i, n in enumerate(nodes) if i != index]
+            if all(is_weight(n) for n in others):
+                return None  # heads mixed by a parameter after the softmax: still weights
+            if not made.summed(index):
+                return None
+            scored = bool(pending.scores) and not any(s.fixed_side for s in pending.scores)
+            if not scored:
+                keys = [made.size(a) for a in made.summed(index)]
+                if not any(k in self.settings.sizes.lengths for k in keys):
+                    return None
+            return made, index, pending
+        return None
+
+    def _close(
+        self, product: tuple[Contraction, int, Pending], name: str, func: Any, args: Any, kwargs: Any, result: Tensor
+    ) -> Tensor:
+        made, index, pending = product
+        path, source = locate(self.names)
+        node = self._node(name, func, args, kwargs, result.shape)
+        operands = self._operand_nodes(made, name, args, kwargs)
+        key = self._key(path)
+        call = assemble(
+            made, index, operands, pending, result, self.settings.sizes, keep=self.settings.keep or key in self.settings.edits,
+            path=path, source=source,
+        )  # fmt: skip
+        result = self._finish(call, key, result)
+        node.facts["product"] = call
+        self.known.put(result, node)
+        call.node = node
+        return result
+
+    def _finish(self, call: AttentionCall, key: str, result: Tensor) -> Tensor:
+        self.calls.append(call)
+        call.key = key
+        edit = self.settings.edits.get(key)
+        if edit is None:
+            return result
+        self.fired[key] = self.fired.get(key, 0) + 1
+        changed = edit(call.site)
+        if changed is None:
+            return result
+        return call.replace(changed, result)
+
+    def _key(self, path: str) -> str:
+        count = self._counts.get(path, 0)
+        self._counts[path] = count + 1
+        return f"{path}#{count}"
+
+    def _merged(self, node: Node) -> None:
+        """The output of a call reaches a projection: where its heads must lie side by side, token by token."""
+        for source in node.inputs:
+            call = source.facts.get("product")
+            if isinstance(call, AttentionCall):
+                call.merged_at(source)
+
+    def _divided(self, node: Node, args: Any) -> None:
+        """`(exp(x) @ v) / exp(x).sum()`: the softmax was finished after the product."""
+        call = node.facts["product"]
+        for source in node.inputs:
+            total = source.facts.get("total")
+            if total is not None and isinstance(call, AttentionCall) and total[0] is call.pending:
+                divisor = args[1] if len(args) > 1 and isinstance(args[1], Tensor) else None
+                call.divided_by(divisor)
+
+    # -- fused kernels ----------------------------------------------------------------------------------------------
+
+    def _fused(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        result = func(*args, **kwargs)
+        named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+        path, source = locate(self.names)
+        node = self._node("scaled_dot_product_attention", func, args, kwargs, result.shape)
+        key = self._key(path)
+        nodes = {k: self.known.of(v) for k, v in named.items() if isinstance(v, Tensor)}
+        call = assemble_fused(
+            named, nodes, result, self.settings.sizes, keep=self.settings.keep or key in self.settings.edits, path=path, source=source
+        )
+        result = self._finish(call, key, result)
+        node.facts["product"] = call
+        self.known.put(result, node)
+        call.node = node
+        return result
+
+    def flex(self, args: Any, kwargs: Any, result: Tensor) -> Tensor:
+        """A call of `flex_attention`, already made: describe it, and let an edit replace its output."""
+        from intently.sites.flex import evaluated
+
+        names = ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa")
+        named = dict(zip(names, args, strict=False)) | kwargs
+        path, source = locate(self.names)
+        tensors = {k: named[k] for k in ("query", "key", "value")}
+        nodes = {k: self.known.of(v) for k, v in tensors.items()}
+        origins = frozenset().union(*(n.origins for n in nodes.values()))
+        node = Node("flex_attention", tuple(nodes.values()), result.shape, origins)
+        key = self._key(path)
+        scale = named.get("scale")
+        scale = tensors["query"].shape[-1] ** -0.5 if scale is None else float(scale)
+        with torch._C.DisableTorchFunction():
+            call = assemble_flex(
+                *(t.detach() for t in tensors.values()), evaluated(named.get("score_mod"), named.get("block_mask"), scale),
+                scale, nodes, result, self.settings.sizes, keep=self.settings.keep or key in self.settings.edits, path=path, source=source,
+            )  # fmt: skip
+            result = self._finish(call, key, result)
+        node.facts["product"] = call
+        self.known.put(result, node)
+        call.node = node
+        return result
+
+    def adopt(self, output: Any, shadow: Any) -> None:
+        """Give the tensors of `output` the history of the tensors of `shadow`, a second run of the same call."""
+        for mine, theirs in zip(tensors_in([output]), tensors_in([shadow]), strict=False):
+            self.known.put(mine, self.known.of(theirs))
+
+    def sites(self) -> tuple[Site, ...]:
+        """Every call found, in the order in which they ran; several in one module are numbered."""
+        total: dict[str, int] = {}
+        for call in self.calls:
+            total[call.path] = total.get(call.path, 0) + 1
+        return tuple(call.finished(numbered=total[call.path] > 1) for call in self.calls)
+
+
+def _joined(pendings: Sequence[Any]) -> Any:
+    """Weights of several heads put side by side: one pending softmax with all their scores (the first one speaks)."""
+    first = pendings[0]
+    if all(p is first for p in pendings):
+        return first
+    return Pending(
+        tuple(s for p in pendings for s in p.scores), first.logits, first.logits_node, first.node, "joined", first.dim, first.source
+    )
+
+
+def _preferred(candidates: Sequence[tuple[Score, ...]]) -> tuple[Score, ...]:
+    """Of several products added up (content and position), the one between two streams of content."""
+    given = [c for c in candidates if c]
+    content = [c for c in given if all(all(n.origins for n in s.operands) for s in c)]
+    return (content or given)[0]
+
+
+def _dropout(name: str, args: Any, kwargs: Any) -> tuple[float, bool]:
+    p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+    training = kwargs.get("training", args[2] if len(args) > 2 else name.startswith("bernoulli") or True)
+    return (float(p) if isinstance(p, (int, float)) else 0.5), bool(training)
+
+
+def _without_dispatch(func: Any) -> Callable[..., Any]:
+    """The same Python function, whose question whether to dispatch is answered no: its inner calls are then seen."""
+    scope = {**func.__globals__, "has_torch_function": lambda *_: False}
+    copy = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+_OPAQUE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+
+
+@contextlib.contextmanager
+def _fast_paths(tracer: Tracer) -> Iterator[None]:
+    """torch's encoder layers take one opaque native call when nothing watches, and another path under a mode.
+
+    The model's own output comes from the native call, made with the mode off; the same call is then run a second time
+    under the mode, only to be looked at.
+    """
+    originals = {cls: cls.forward for cls in _OPAQUE}
+    inside = [False]
+
+    def wrap(original: Any) -> Any:
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            watched = any(t.requires_grad for t in [*module.parameters(), *tensors_in([*args, *kwargs.values()])])
+            if inside[0] or module.training or (torch.is_grad_enabled() and watched):
+                return original(module, *args, **kwargs)
+            inside[0] = True
+            try:
+                with torch._C.DisableTorchFunction():
+                    output = original(module, *args, **kwargs)
+                seen = len(tracer.calls)
+                with torch.random.fork_rng(devices=[]):
+                    shadow = original(module, *args, **kwargs)
+                if any(c.key in tracer.settings.edits for c in tracer.calls[seen:]):
+                    return shadow
+                tracer.adopt(output, shadow)
+                return output
+            finally:
+                inside[0] = False
+
+        return forward
+
+    for cls, original in originals.items():
+        cls.forward = wrap(original)
+    try:
+        yield
+    finally:
+        for cls, original in originals.items():
+            cls.forward = original
+
+
+@contextlib.contextmanager
+def tracing(root: object, arguments: Mapping[str, Any], settings: Settings | None = None) -> Iterator[Tracer]:
+    """Trace everything that runs inside; the tracer's `sites()` tells what was found."""
+    tracer = Tracer(root, arguments, settings or Settings())
+    from intently.sites.flex import watching_flex
+
+    with _fast_paths(tracer), watching_flex(tracer), torch.compiler.set_stance("force_eager"), tracer:
+        yield tracer
+
+
+__all__ = ["Edit", "F", "Pending", "Score", "Settings", "Sizes", "Tracer", "tracing"]
