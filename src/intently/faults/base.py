@@ -30,6 +30,8 @@ class Suspicion:
     severity: Severity | None = None
     condition: str = ""
     unprovable: str = ""
+    place: str = ""  # a module's path, where no site is concerned
+    proven_by: str = ""  # set by a fault that made its own proof
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,19 @@ class Call:
         )
 
     def finished(self, *, numbered: bool) -> Site:
-        return replace(self.site, path=self.key if numbered else self.path)
+        return replace(self.site, path=self.key if numbered else self.path, key_name=self.key, role=_role(self.site))
+
+
+def _role(site: Site) -> str:
+    """`cross` when keys depend on another set of the model's arguments than queries, or stand at other positions."""
+    query, key = (_content(site.origins.get(n, frozenset())) for n in ("query", "key"))
+    if query != key:
+        return "cross"
+    return "self" if site.queries == site.keys or site.keys > site.queries == 1 else "cross"
+
+
+def _content(origins: frozenset[str]) -> frozenset[str]:
+    return frozenset(o for o in origins if "mask" not in o and "position" not in o)
 
 
 @dataclass(frozen=True)
@@ -245,6 +257,7 @@ def assemble(
         lines=_lines(sources.score_source(), pending.source, source, pending.dropout_source),
         row_sum=None,
         rows=rows,
+        sink=pending.node.shape.numel() > weights.numel() or (pending.how == "exp" and bool((canonical.sum(-1) < 1 - 1e-6).any())),
         tensors=tensors,
     )
     site = _described(site, dropped=pending.dropout > 0, path_scale=path_scale)

@@ -13,7 +13,7 @@ from intently.report import Source
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent.parent)
-_OURS = tuple(str(Path(_HERE) / part) for part in ("sites", "edits", "check", "targets", "mechanism", "promises"))
+_DEMO = str(Path(_HERE) / "demo")  # the one part of this package that plays the user
 
 
 class Names:
@@ -40,7 +40,7 @@ def locate(names: Names) -> tuple[str, Source | None]:
     while frame is not None and (path is None or source is None):
         code = frame.f_code
         file = code.co_filename
-        ours = file.startswith(_OURS)
+        ours = file.startswith(_HERE) and not file.startswith(_DEMO)
         theirs = not ours and not file.startswith((_TORCH, "<")) and "/einops/" not in file
         if source is None and theirs:
             source = Source(file, frame.f_lineno)

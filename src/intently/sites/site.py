@@ -102,6 +102,8 @@ class Site:
     rows: Rows = field(default_factory=Rows)
     deferred: bool = False  # divided by the row sum after the product with the values
     negative: bool = False
+    sink: bool = False  # the softmax saw more than the keys that meet values
+    key_name: str = ""  # path and number of the call, the name under which an edit finds it
     tensors: Tensors | None = None
     sampled_rows: int | None = None
 

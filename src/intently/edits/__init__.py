@@ -1,0 +1,19 @@
+"""Interventions at sites: a change of one attention call while the model runs, gone when the run ends."""
+
+from __future__ import annotations
+
+from intently.edits.repair import (
+    Repair,
+    apply_all,
+    as_in,
+    drop_nothing,
+    rescale,
+    safe_rows,
+    see,
+    softmax_over_keys,
+    split_heads,
+)
+
+__all__ = [
+    "Repair", "apply_all", "as_in", "drop_nothing", "rescale", "safe_rows", "see", "softmax_over_keys", "split_heads",
+]  # fmt: skip

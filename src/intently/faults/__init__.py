@@ -1,0 +1,32 @@
+"""Faults: one file each; `FAULTS` lists them in the order in which they are looked for."""
+
+from __future__ import annotations
+
+from intently.faults import (
+    causal_extra,
+    causal_leak,
+    dropout_in_eval,
+    heads_interleaved,
+    mask_ignored,
+    mask_inverted,
+    not_finite,
+    observer_effect,
+    padding_leak,
+    scale_missing,
+    scale_twice,
+    scale_wrong_width,
+    side_channel,
+    softmax_wrong_axis,
+)
+from intently.faults.base import Fault, Suspicion
+from intently.faults.evidence import Examination
+
+FAULTS: dict[str, Fault] = {
+    module.FAULT.name: module.FAULT
+    for module in (
+        causal_leak, causal_extra, padding_leak, mask_ignored, mask_inverted, scale_missing, scale_twice, scale_wrong_width,
+        softmax_wrong_axis, dropout_in_eval, heads_interleaved, not_finite, observer_effect, side_channel,
+    )
+}  # fmt: skip
+
+__all__ = ["FAULTS", "Examination", "Fault", "Suspicion"]

@@ -1,0 +1,227 @@
+"""What the faults look at: the grid of broken promises, and each site held against the mask and scale that were meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from intently.intent import Intent
+from intently.promises import Condition, Trial
+from intently.report import Cell, Table, Witness
+from intently.sites import Site
+from intently.targets.stream import Batch, Stream
+from intently.targets.target import Target
+
+
+def streams_of(target: Target, lengths: Mapping[str, int], site: Site) -> tuple[Stream | None, Stream | None]:
+    """The streams along which a site's queries and keys run; None where a length fits none of them."""
+
+    def running(count: int, origins: frozenset[str]) -> Stream | None:
+        fitting = [s for s in target.streams if s.positions(lengths[s.argument]) == count]
+        named = [s for s in fitting if s.argument in origins]
+        return (named or fitting or [None])[0]
+
+    return (
+        running(site.queries, site.origins.get("query", frozenset())),
+        running(site.keys, site.origins.get("key", frozenset())),
+    )
+
+
+def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batch: Batch, site: Site) -> Tensor | None:
+    """Which keys a site is meant to see: bool `[batch or 1, 1, query, key]`; None where nothing is known of its mask."""
+    query, key = streams_of(target, lengths, site)
+    queries, keys = site.queries, site.keys
+    structure: Tensor | None = None
+    if site.role == "cross" and (query is not key or query is None):
+        structure = intent.memory.matrix(queries, keys) if queries and keys else None
+    elif query is not None and query is target.main and intent.mask is not None:
+        structure = intent.mask.matrix(queries, keys)
+    elif query is not None and query is not target.main:
+        encoder = intent.encoder if intent.encoder is not None else (intent.memory if len(target.streams) > 1 else None)
+        structure = encoder.matrix(queries, keys) if encoder is not None else None
+    elif intent.mask is not None and intent.is_causal is False and query is None:
+        structure = torch.ones(queries, keys, dtype=torch.bool)
+    if structure is None:
+        return None
+    structure = structure if structure.dim() == 4 else structure[None, None]
+    if key is not None and key.argument in batch.kept and batch.kept[key.argument].shape[-1] == keys:
+        structure = structure & batch.kept[key.argument][:, None, None, :]
+    return structure
+
+
+@dataclass(frozen=True)
+class Look:
+    """One site in one traced run, beside what was meant."""
+
+    trial: Trial
+    condition: Condition
+    site: Site
+    batch: Batch
+
+    @cached_property
+    def wanted(self) -> Tensor | None:
+        """bool `[batch, 1, query, key]`: the keys that are meant to be seen."""
+        mask = wanted_mask(self.trial.target, self.trial.intent, self.trial.lengths, self.batch, self.site)
+        return None if mask is None else mask.expand(self.samples, 1, self.site.queries, self.site.keys)
+
+    @property
+    def samples(self) -> int:
+        return self.site.visible.shape[0] if self.site.visible is not None else self.batch.samples
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """bool `[batch, 1, query, 1]`: queries at real positions."""
+        query, _ = streams_of(self.trial.target, self.trial.lengths, self.site)
+        kept = self.batch.kept.get(query.argument) if query is not None else None
+        if kept is None or kept.shape != (self.samples, self.site.queries):
+            return torch.ones(self.samples, 1, self.site.queries, 1, dtype=torch.bool)
+        return kept[:, None, :, None]
+
+    @cached_property
+    def real_keys(self) -> Tensor:
+        """bool `[batch, 1, 1, key]`: keys that are no pads."""
+        _, key = streams_of(self.trial.target, self.trial.lengths, self.site)
+        kept = self.batch.kept.get(key.argument) if key is not None else None
+        if kept is None or kept.shape != (self.samples, self.site.keys):
+            return torch.ones(self.samples, 1, 1, self.site.keys, dtype=torch.bool)
+        return kept[:, None, None, :]
+
+    @cached_property
+    def structure(self) -> Tensor | None:
+        """The intended mask with every key taken for real."""
+        kept = {k: torch.ones_like(v) for k, v in self.batch.kept.items()}
+        whole = Batch(self.batch.arguments, self.batch.lengths, self.batch.samples, kept)
+        mask = wanted_mask(self.trial.target, self.trial.intent, self.trial.lengths, whole, self.site)
+        return None if mask is None else mask.expand(self.samples, 1, self.site.queries, self.site.keys)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the mask found can be held against the one that was meant."""
+        seen = self.site.visible
+        return self.wanted is not None and seen is not None and seen.shape[0] == self.batch.samples and self.site.rows.are_tokens
+
+    @cached_property
+    def extra(self) -> Tensor:
+        """bool `[batch, heads, query, key]`: seen by a real query, and not meant to be."""
+        assert self.wanted is not None and self.site.visible is not None
+        return self.site.visible & ~self.wanted & self.rows
+
+    @cached_property
+    def missing(self) -> Tensor:
+        """bool `[batch, heads, query, key]`: meant to be seen by a real query, and hidden."""
+        assert self.wanted is not None and self.site.visible is not None
+        return self.wanted & ~self.site.visible & self.rows
+
+    @cached_property
+    def key_mask_arguments(self) -> frozenset[str]:
+        """Arguments that carry the mask of this site's keys."""
+        _, key = streams_of(self.trial.target, self.trial.lengths, self.site)
+        return frozenset({key.padding.argument}) if key is not None and key.padding is not None else frozenset()
+
+    @property
+    def mask_arrives(self) -> bool:
+        """Whether the key mask reaches this call's scores or weights."""
+        return bool(self.key_mask_arguments & self.site.side)
+
+    def heads_where(self, pairs: Tensor) -> tuple[int, ...] | None:
+        """The heads concerned; None for all."""
+        concerned = pairs.any(-1).any(-1).any(0)
+        if concerned.all():
+            return None
+        return tuple(int(h) for h in concerned.nonzero().flatten())
+
+    def witness(self, pairs: Tensor, sentence: str) -> Witness:
+        """The first row in which a pair stands out, with the weights of that row and its neighbours."""
+        sample, head, query, key = (int(i) for i in pairs.nonzero()[0])
+        tensors = self.site.tensors
+        values = {"sample": sample, "head": head, "query": query, "key": key}
+        if tensors is None:
+            return Witness(sentence.format(**values, weight="?"), None, values)
+        weights = torch.nan_to_num(tensors.weights[sample, head].double())
+        first = max(0, min(query - 1, weights.shape[0] - 4))
+        rows = range(first, min(first + 4, weights.shape[0]))
+        columns = _columns(weights.shape[1], [key, query])
+        marked = tuple((r, c) for r, i in enumerate(rows) for c, j in enumerate(columns) if pairs[sample, head, i, j])
+        table = Table(
+            corner=f"sample {sample}, head {head}",
+            columns=tuple(f"key {j}" for j in columns),
+            rows=tuple((f"query {i}", tuple(round(float(weights[i, j]), 4) for j in columns)) for i in rows),
+            marked=marked,
+        )
+        values["weight"] = round(float(weights[query, key]), 6)
+        return Witness(sentence.format(**values), table, values)
+
+    def pads(self) -> str:
+        """The pads of sample 0 in words."""
+        keys = (~self.real_keys[0, 0, 0]).nonzero().flatten().tolist()
+        return f"{keys[0]}–{keys[-1]}" if len(keys) > 1 else str(keys[0]) if keys else "none"
+
+
+def _columns(count: int, wanted: Sequence[int], most: int = 8) -> list[int]:
+    if count <= most:
+        return list(range(count))
+    around = sorted({j for w in wanted for j in (w - 1, w, w + 1) if 0 <= j < count})
+    return around[:most]
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Everything known before a fault is named."""
+
+    trial: Trial
+    cells: tuple[Cell, ...]
+
+    def broken(self, promise: str) -> tuple[Condition, ...]:
+        """Conditions under which a promise is broken."""
+        names = {c.condition for c in self.cells if c.promise == promise and c.verdict == "broken"}
+        return tuple(c for c in self.trial.conditions if c.name in names)
+
+    def breaks(self, promise: str, condition: Condition) -> bool:
+        return any(c.name == condition.name for c in self.broken(promise))
+
+    def unjudged(self, promise: str, condition: Condition) -> bool:
+        """Whether a promise could not be tried under a condition."""
+        return any(c.promise == promise and c.condition == condition.name and c.verdict == "not-tried" for c in self.cells)
+
+    def cell(self, promise: str, condition: Condition) -> Cell | None:
+        return next((c for c in self.cells if c.promise == promise and c.condition == condition.name), None)
+
+    def looks(self, conditions: Iterable[Condition] | None = None) -> Iterator[Look]:
+        """Every site under every condition, or some."""
+        for condition in self.trial.conditions if conditions is None else conditions:
+            batch = self.trial.batch(condition.layout)
+            for site in self.trial.sites(condition):
+                yield Look(self.trial, condition, site, batch)
+
+    def wanted(self, site: Site, batch: Batch) -> Tensor | None:
+        """The intended mask of a site for a batch: what a repair puts in place."""
+        return wanted_mask(self.trial.target, self.trial.intent, self.trial.lengths, batch, site)
+
+
+def triangle_missing(pairs: Tensor) -> bool:
+    """Whether hidden pairs have the shape of a triangle: in each row a run of last keys, one shorter per row.
+
+    `pairs` is bool `[query, key]`; the runs may start above or below the diagonal.
+    """
+    hidden = pairs.sum(-1)
+    if not hidden.any():
+        return False
+    keys = pairs.shape[-1]
+    for row, count in zip(pairs, hidden.tolist(), strict=True):
+        if count and not bool(row[keys - count :].all()):
+            return False
+    steps = hidden[:-1] - hidden[1:]
+    moving = (hidden[:-1] > 0) & (hidden[:-1] < keys)
+    return bool((steps[moving] == 1).all()) and bool(moving.any() or pairs.shape[0] == 1)
+
+
+def complement(seen: Tensor, hidden: Tensor, allowed: Tensor, forbidden: Tensor) -> bool:
+    """Whether a mask is the exact opposite of the one meant: nine in ten allowed pairs hidden, and forbidden ones seen."""
+    if not allowed.any():
+        return False
+    mostly = float((hidden & allowed).sum() / allowed.sum()) >= 0.9
+    return mostly and (not forbidden.any() or float((seen & forbidden).sum() / forbidden.sum()) >= 0.9)

@@ -1,0 +1,351 @@
+"""Fault `side-channel`: a promise is broken though every attention call keeps it; something else carries the information."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intently.faults.base import Fault, Suspicion
+from intently.faults.evidence import Examination
+from intently.promises import Condition, Trial, difference
+from intently.promises.causal import leaks
+from intently.report import Severity, Witness
+from intently.targets.stream import Batch
+from intently.targets.target import tensors_of
+
+_TRACED = ("causal", "padding-inert", "batch-independent", "repeatable")
+_MOST = 12
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs that should agree on some outputs and do not: the case that a search for the channel replays."""
+
+    first: Batch
+    second: Batch
+    guarded: Tensor  # bool [batch, position]: where nothing may move
+    said: str
+    seeds: tuple[int, int] = (0, 0)
+
+
+@dataclass
+class Channel:
+    """One module whose inputs agree where they should and whose output does not."""
+
+    module: nn.Module
+    path: str
+    moved: float
+
+
+@dataclass
+class Recording:
+    """Inputs and outputs of every module call of a run, in the order in which calls end."""
+
+    calls: list[tuple[nn.Module, list[Tensor], list[Tensor]]] = field(default_factory=list)
+
+
+def look(seen: Examination) -> Iterator[Suspicion]:
+    """Runs last, on the repaired model: what is still broken there is not attention's doing."""
+    for promise in _TRACED:
+        for condition in seen.broken(promise):
+            pair = _pair(seen, promise, condition)
+            if pair is None:
+                continue
+            channels, cured = _search(seen.trial, condition, pair)
+            for channel in channels:
+                yield Suspicion(
+                    fault=FAULT,
+                    promise=promise,
+                    site=None,
+                    place=channel.path,
+                    message=f"{type(channel.module).__name__} at {channel.path} brings it in: its inputs agree where they should, its "
+                    f"output moves by {channel.moved:.3g}; every attention call keeps the promise",
+                    witness=Witness(pair.said, None, {"moved": channel.moved}),
+                    severity=_severity(seen, promise, channel),
+                    condition=condition.name,
+                    proven_by=f"with the output of {' and '.join(c.path for c in channels)} held where it should not move, the promise is kept"
+                    if cured
+                    else "",
+                    unprovable="" if cured else "holding its output was not enough: the information takes another way as well",
+                )
+            if not channels:
+                yield Suspicion(
+                    fault=FAULT,
+                    promise=promise,
+                    site=None,
+                    message="no attention call explains it, and no single module could be found that does",
+                    witness=Witness(pair.said),
+                    severity=_severity(seen, promise, None),
+                    condition=condition.name,
+                    unprovable="the model is no module, or one call does everything",
+                )
+            break  # one condition tells the channel; the grid shows the others
+
+
+def _severity(seen: Examination, promise: str, channel: Channel | None) -> Severity:
+    """Pads that a convolution or a pooling sees, and models that draw at random, may be meant; the future never is."""
+    if promise in ("causal", "batch-independent"):
+        return "warning" if seen.trial.target.known else "error"
+    if promise == "padding-inert":
+        pooled = seen.trial.output(seen.trial.conditions[0]).shape[1] == 1
+        return "note" if pooled or seen.trial.target.known else "warning"
+    return "note" if seen.trial.target.known else "warning"
+
+
+def _pair(seen: Examination, promise: str, condition: Condition) -> Pair | None:
+    trial = seen.trial
+    batch = trial.batch(condition.layout)
+    main = trial.target.main
+    if promise == "repeatable":
+        rows = torch.ones(batch.samples, main.positions(trial.lengths[main.argument]), dtype=torch.bool)
+        return Pair(batch, batch, rows, "the same input under two seeds gives two outputs", (0, 1))
+    influence = trial.influence(condition)
+    outputs = influence.base.shape[1]
+    noise = trial.threshold(influence.base)
+    length = main.positions(trial.lengths[main.argument])
+    if promise == "causal":
+        moved = leaks(trial, condition)
+        if float(moved.amax()) <= noise:
+            return None
+        output, index = (int(i) for i in (moved == moved.amax()).nonzero()[0])
+        position = int(influence.positions[main.argument][index])
+        guarded = torch.ones(batch.samples, length, dtype=torch.bool)
+        guarded[0, position:] = False
+        said = f"changing input {position} of sample 0 moves output {output} by {float(moved.amax()):.3g}"
+        return Pair(batch, _changed(trial, batch, main.argument, position), guarded, said)
+    if promise == "batch-independent":
+        for stream, moved in influence.moved.items():
+            others = moved[:, 1:]
+            if others.numel() and float(others.amax()) > noise:
+                index, sample, output = (int(i) for i in (others == others.amax()).nonzero()[0])
+                position = int(influence.positions[stream][index])
+                guarded = torch.ones(batch.samples, length, dtype=torch.bool)
+                guarded[0] = False
+                said = f"changing sample 0 at {position} moves output {output} of sample {sample + 1} by {float(others.amax()):.3g}"
+                return Pair(batch, _changed(trial, batch, stream, position), guarded, said)
+        return None
+    rows = trial.real_rows(condition, outputs)[0]
+    for stream in condition.layout.padded:
+        kept = batch.kept[stream][0][influence.positions[stream]]
+        moved = influence.moved[stream][:, 0][:, rows].clone()
+        moved[kept] = 0
+        if float(moved.amax()) > noise:
+            index = int((moved == moved.amax()).nonzero()[0][0])
+            position = int(influence.positions[stream][index])
+            guarded = torch.ones(batch.samples, batch.kept[stream].shape[1], dtype=torch.bool)
+            guarded[0] = batch.kept[stream][0]
+            said = f"changing pad {position} of sample 0 moves a real output by {float(moved.amax()):.3g}"
+            return Pair(batch, _changed(trial, batch, stream, position), guarded, said)
+    return None
+
+
+def _changed(trial: Trial, batch: Batch, stream: str, position: int) -> Batch:
+    content = trial.target.stream(stream).change(batch.arguments[stream], 0, position, trial.seed + 1)
+    return Batch({**batch.arguments, stream: content}, batch.lengths, batch.samples, batch.kept)
+
+
+# -- the search -----------------------------------------------------------------------------------------------------
+
+
+def _search(trial: Trial, condition: Condition, pair: Pair) -> tuple[list[Channel], bool]:
+    """Modules that carry the information: find one, hold its output, look again, until the outputs agree."""
+    root = trial.runner.model
+    if not isinstance(root, nn.Module):
+        return [], False
+    names = {id(m): n or "(root)" for n, m in root.named_modules()}
+    channels: list[Channel] = []
+    held: set[int] = set()
+    noise = 0.0
+    for _ in range(_MOST):
+        first, output = _record(trial, condition, pair.first, pair.seeds[0], {}, pair)
+        noise = trial.threshold(output)
+        second, other = _record(trial, condition, pair.second, pair.seeds[1], {m: first for m in held}, pair)
+        guarded = _guarded_like(pair.guarded, output)
+        if not bool((difference(output, other)[guarded] > noise).any()):
+            return channels, True
+        found = _first_channel(first, second, pair.guarded, names, held)
+        if found is None:
+            return channels, False
+        channels.append(found)
+        held.add(id(found.module))
+    return channels, False
+
+
+def _guarded_like(guarded: Tensor, output: Tensor) -> Tensor:
+    if guarded.shape == output.shape[:2]:
+        return guarded
+    whole = guarded.all(1)
+    return whole[:, None].expand(output.shape[:2]) if whole.any() else torch.ones(output.shape[:2], dtype=torch.bool)
+
+
+def _record(
+    trial: Trial, condition: Condition, batch: Batch, seed: int, held: dict[int, Recording], pair: Pair
+) -> tuple[Recording, Tensor]:
+    recording = Recording()
+    count: dict[int, int] = {}
+
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        inputs = [t.detach() for t in _tensors([args, kwargs])]
+        if id(module) in held:
+            output = _hold(module, output, held[id(module)], count, pair.guarded)
+        recording.calls.append((module, inputs, [t.detach() for t in tensors_of(output)]))
+        return output
+
+    with _hooked(trial.runner.model, hook):
+        output = trial.run(batch, condition.switch, seed=seed)
+    return recording, output
+
+
+@contextlib.contextmanager
+def _hooked(root: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    handles = [m.register_forward_hook(hook, with_kwargs=True) for m in root.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hold(module: nn.Module, output: Any, reference: Recording, count: dict[int, int], guarded: Tensor) -> Any:
+    """The output with its guarded positions taken from the reference run."""
+    number = count.get(id(module), 0)
+    count[id(module)] = number + 1
+    earlier = [o for m, _, o in reference.calls if m is module]
+    if number >= len(earlier):
+        return output
+    mine, theirs = list(tensors_of(output)), earlier[number]
+    swaps = {}
+    for a, b in zip(mine, theirs, strict=False):
+        mask = _over(guarded, a)
+        if a.shape == b.shape and mask is not None:
+            swaps[id(a)] = torch.where(mask, b, a)
+    return _swapped(output, swaps)
+
+
+def _swapped(value: Any, swaps: dict[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return swaps.get(id(value), value)
+    if isinstance(value, dict):
+        changed = {k: _swapped(v, swaps) for k, v in value.items()}
+        try:
+            return type(value)(**changed)
+        except TypeError:
+            return changed
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_swapped(v, swaps) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_swapped(v, swaps) for v in value)
+    return value
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        return [t for v in values.values() for t in _tensors(v)]
+    if isinstance(values, (list, tuple)):
+        return [t for v in values for t in _tensors(v)]
+    return []
+
+
+def _over(guarded: Tensor, tensor: Tensor) -> Tensor | None:
+    """The guard laid over a tensor that has a batch and a position axis (or only a batch axis)."""
+    batch, positions = guarded.shape
+    shape = list(tensor.shape)
+    if batch in shape:
+        first = shape.index(batch)
+        others = [i for i, n in enumerate(shape) if n == positions and i != first]
+        if others:
+            spread = guarded if first < others[0] else guarded.T
+            view = [n if i in (first, others[0]) else 1 for i, n in enumerate(shape)]
+            return spread.reshape(view).expand(shape)
+        whole = guarded.all(1)
+        if whole.any() and not whole.all():
+            return whole.reshape([batch if i == first else 1 for i in range(len(shape))]).expand(shape)
+    if shape and shape[0] == batch * positions:
+        return guarded.reshape(-1, *([1] * (len(shape) - 1))).expand(shape)
+    return None
+
+
+def _first_channel(first: Recording, second: Recording, guarded: Tensor, names: dict[int, str], held: set[int]) -> Channel | None:
+    """The smallest module with clean inputs and a moved output; of several, the one that ends first."""
+    if [m for m, _, _ in first.calls] != [m for m, _, _ in second.calls]:
+        return None
+    for (module, in_a, out_a), (_, in_b, out_b) in zip(first.calls, second.calls, strict=True):
+        if id(module) in held or id(module) not in names:
+            continue
+        if _gap(in_a, in_b, guarded) <= 0 and (moved := _gap(out_a, out_b, guarded)) > 1e-11:
+            return Channel(module, names[id(module)], moved)
+    return None
+
+
+def _gap(one: Sequence[Tensor], other: Sequence[Tensor], guarded: Tensor) -> float:
+    """Largest relative difference at guarded positions; of tensors without such positions nothing is asked."""
+    worst = 0.0
+    for a, b in zip(one, other, strict=False):
+        mask = _over(guarded, a)
+        if mask is None or a.shape != b.shape or not mask.any() or not a.is_floating_point():
+            if mask is not None and a.shape == b.shape and not torch.equal(a[mask], b[mask]):
+                worst = max(worst, 1.0)
+            continue
+        size = float(a.double().abs().amax().clamp_min(1e-30))
+        gap = float((a.double() - b.double()).abs()[mask].amax()) / size
+        worst = max(worst, gap if gap > 1e-12 else 0.0)
+    return worst
+
+
+FAULT = Fault(
+    name="side-channel",
+    stage="outside",
+    promises=_TRACED,
+    severity="error",
+    summary="The model breaks a promise that every attention call keeps: a convolution, norm, pooling, scan or router carries it.",
+    symptom="A decoder sees the future, or samples see each other, with every mask in order.",
+    why_silent="Attention is looked at first, and there all is well.",
+    fix="Make that module causal (pad a convolution on the left only), or let it work on each position or sample alone.",
+    bad="""
+import torch
+from torch import nn
+from intently import Intent, Mask, Target
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.qkv = nn.Conv1d(16, 16, 3, padding=1), nn.Linear(16, 48)
+
+    def forward(self, x):
+        x = x + self.mix(x.mT).mT
+        q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+        return x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+
+def build():
+    torch.manual_seed(0)
+    return Target(Block(), Intent(Mask.causal()), features=16)
+""",
+    good="""
+import torch
+from torch import nn
+from intently import Intent, Mask, Target
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.qkv = nn.Conv1d(16, 16, 3), nn.Linear(16, 48)
+
+    def forward(self, x):
+        x = x + self.mix(nn.functional.pad(x.mT, (2, 0))).mT
+        q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+        return x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+
+def build():
+    torch.manual_seed(0)
+    return Target(Block(), Intent(Mask.causal()), features=16)
+""",
+    sources=("Baevski et al. 2020, wav2vec 2.0: group norm over time sees the whole input",),
+    look=look,
+)

@@ -1,0 +1,27 @@
+"""Promises: one file each; `PROMISES` lists them in the order in which they are tried."""
+
+from __future__ import annotations
+
+from intently.promises import (
+    backends_agree,
+    batch_independent,
+    causal,
+    finite,
+    normalized,
+    observer_neutral,
+    padding_inert,
+    repeatable,
+    scaled,
+    sees_all,
+)
+from intently.promises.base import Promise
+from intently.promises.trial import Condition, Influence, Layout, Trial, conditions_of, difference
+
+PROMISES: dict[str, Promise] = {
+    module.PROMISE.name: module.PROMISE
+    for module in (
+        causal, sees_all, padding_inert, batch_independent, repeatable, observer_neutral, finite, backends_agree, scaled, normalized,
+    )
+}  # fmt: skip
+
+__all__ = ["PROMISES", "Condition", "Influence", "Layout", "Promise", "Trial", "conditions_of", "difference"]

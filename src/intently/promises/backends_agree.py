@@ -1,0 +1,70 @@
+"""Promise `backends-agree`: every backend gives the same real outputs, and every site equals the float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from intently.mechanism import aggregate, normalize
+from intently.promises import cells
+from intently.promises.base import Promise
+from intently.promises.trial import Condition, Trial, difference
+from intently.report import Cell
+from intently.sites import Site
+from intently.targets.running import PLAIN
+
+
+def replay(site: Site) -> float | None:
+    """Largest relative difference between a site's output and the reference from its own logits and values; None if unknown."""
+    tensors = site.tensors
+    if tensors is None or tensors.logits is None or tensors.value is None or tensors.restore is None:
+        return None
+    if tensors.value.shape[-2] != tensors.logits.shape[-1] or site.deferred:
+        return None
+    logits = tensors.logits.double()
+    empty = ~(torch.isfinite(logits) & (logits > -1e300)).any(-1)
+    reference = aggregate(normalize(logits), tensors.value.double())
+    output = tensors.restore(reference).reshape(tensors.output.shape)
+    seen = tensors.restore((~empty)[..., None].expand(reference.shape).double()).reshape(tensors.output.shape) > 0
+    if not seen.any():
+        return None
+    gap = (output - tensors.output.double()).abs()[seen]
+    return float(torch.nan_to_num(gap, nan=0.0).amax() / output[seen].abs().nan_to_num().amax().clamp_min(1e-30))
+
+
+def try_on(trial: Trial) -> Iterable[Cell]:
+    found = []
+    for condition in trial.conditions:
+        switch = condition.switch
+        if switch.backend:
+            mine, theirs = trial.output(condition), trial.output(Condition(PLAIN, condition.layout))
+            if mine.shape != theirs.shape:
+                found.append(cells.untried("backends-agree", condition, f"output is {list(mine.shape)}, else {list(theirs.shape)}"))
+                continue
+            rows = trial.real_rows(condition, mine.shape[1])
+            gap = difference(mine, theirs)[rows]
+            worst = float(gap.amax())
+            noise = 100 * trial.threshold(theirs)
+            note = "" if worst <= noise else f"{int((gap > noise).sum())} of {gap.numel()} real rows differ"
+            found.append(cells.cell("backends-agree", condition, worst, noise, broken=worst > noise, note=note))
+        elif switch.name == PLAIN.name and condition.layout.samples > 1:
+            gaps = [g for g in map(replay, trial.sites(condition)) if g is not None]
+            if gaps:
+                eps = float(torch.finfo(trial.runner.dtype).eps)
+                noise = max(1e4 * eps, 1e-6 if trial.runner.dtype == torch.float64 else 1e-4)
+                note = f"{len(gaps)} sites replayed in float64"
+                found.append(cells.cell("backends-agree", condition, max(gaps), noise, broken=max(gaps) > noise, note=note))
+    return found
+
+
+PROMISE = Promise(
+    name="backends-agree",
+    statement="Every real row equals the float64 reference, under each backend.",
+    applies_to="all",
+    how="Outputs under each backend or flag are compared row by row; each site's output is compared with softmax and "
+    "weighted sum in float64 from its own logits and values (relative error).",
+    sources=("pytorch documentation of F.scaled_dot_product_attention: the equivalent code",),
+    try_on=try_on,
+    per_site=True,
+)

@@ -1,0 +1,233 @@
+"""A target under its conditions: what moves what, from outside; and, on a separate run, what its sites show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from intently.errors import CannotCheck
+from intently.intent import Intent
+from intently.sites import Edit, Site
+from intently.targets.running import PLAIN, Runner
+from intently.targets.stream import Batch
+from intently.targets.target import Switch, Target
+
+# An edit that may depend on the batch that runs (which keys are pads).
+BatchEdit = Callable[[Site, Batch], Any]
+
+MOST_POSITIONS = 12  # positions changed one by one; more are sampled evenly
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a batch is put together: how many samples, which masks are passed, where the pads lie."""
+
+    name: str
+    samples: int
+    pads: Mapping[str, str] = field(default_factory=dict)  # stream → "right", "left" or "none" (a mask of ones)
+
+    @property
+    def padded(self) -> tuple[str, ...]:
+        return tuple(s for s, side in self.pads.items() if side != "none")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A circumstance in which promises are tried."""
+
+    switch: Switch
+    layout: Layout
+
+    @property
+    def name(self) -> str:
+        return self.layout.name if self.switch.name == PLAIN.name else f"{self.switch.name} · {self.layout.name}"
+
+
+@dataclass(frozen=True)
+class Influence:
+    """What one position of one sample moves: `moved[stream][position, batch, output]` are largest absolute differences.
+
+    Positions are those of sample 0, `positions[stream]` their numbers.
+    """
+
+    base: Tensor  # [batch, output, values]
+    moved: Mapping[str, Tensor]
+    positions: Mapping[str, Tensor]
+    batch: Batch
+
+    def finite(self, rows: Tensor) -> bool:
+        """Whether every real output is a number; `rows` is bool [batch, output]."""
+        return bool(torch.isfinite(self.base[rows]).all())
+
+
+class Trial:
+    """Runs one target, without looking inside, under its conditions; results are kept, so each run is made once.
+
+    `edits` (site key → edit) make it a trial of the repaired model; `conditions` can be narrowed.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        intent: Intent,
+        runner: Runner,
+        conditions: Sequence[Condition],
+        lengths: Mapping[str, int],
+        *,
+        floor: float = 0.0,
+        seed: int = 0,
+        edits: Mapping[str, BatchEdit] | None = None,
+        progress: Callable[[], None] | None = None,
+    ):
+        self.target = target
+        self.intent = intent
+        self.runner = runner
+        self.conditions = tuple(conditions)
+        self.lengths = lengths
+        self.floor = floor
+        self.seed = seed
+        self.edits = dict(edits or {})
+        self.progress = progress or (lambda: None)
+        self.in_precision: Mapping[str, Runner] = {}
+        self._influence: dict[str, Influence] = {}
+        self._outputs: dict[tuple[str, int], Tensor] = {}
+        self._sites: dict[str, tuple[Tensor, tuple[Site, ...]]] = {}
+
+    # -- batches ----------------------------------------------------------------------------------------------------
+
+    def kept(self, layout: Layout) -> dict[str, Tensor]:
+        """The masks that a layout passes: sample 0 is the short one."""
+        masks = {}
+        for name, side in layout.pads.items():
+            stream = self.target.stream(name)
+            positions = stream.positions(self.lengths[name])
+            mask = torch.ones(layout.samples, positions, dtype=torch.bool)
+            pads = max(1, min(3, positions // 2))
+            if side == "right":
+                mask[0, -pads:] = False
+            elif side == "left":
+                mask[0, :pads] = False
+            masks[name] = mask
+        return masks
+
+    def batch(self, layout: Layout, *, seed: int | None = None, dtype: torch.dtype | None = None) -> Batch:
+        return self.target.batch(
+            layout.samples,
+            self.lengths,
+            seed=self.seed if seed is None else seed,
+            dtype=dtype or self.runner.dtype,
+            kept=self.kept(layout),
+        )
+
+    def real_rows(self, condition: Condition, outputs: int) -> Tensor:
+        """bool [batch, output]: outputs that stand at real positions."""
+        kept = self.kept(condition.layout).get(self.target.main.argument)
+        rows = torch.ones(condition.layout.samples, outputs, dtype=torch.bool)
+        return kept if kept is not None and kept.shape == rows.shape else rows
+
+    # -- runs -------------------------------------------------------------------------------------------------------
+
+    def run(self, batch: Batch, switch: Switch, *, seed: int = 0) -> Tensor:
+        """One forward; through the edits when there are any."""
+        self.progress()
+        if self.edits:
+            return self.runner.traced(batch, switch, seed=seed, edits=self._bound(batch), keep=False)[0]
+        return self.runner.output(batch, switch, seed=seed)
+
+    def output(self, condition: Condition, *, seed: int = 0) -> Tensor:
+        key = (condition.name, seed)
+        if key not in self._outputs:
+            self._outputs[key] = self.run(self.batch(condition.layout), condition.switch, seed=seed)
+        return self._outputs[key]
+
+    def influence(self, condition: Condition) -> Influence:
+        """Change every position of sample 0 in turn, all streams, and see which outputs move."""
+        if condition.name not in self._influence:
+            batch = self.batch(condition.layout)
+            base = self.output(condition)
+            moved, positions = {}, {}
+            for stream in self.target.streams:
+                count = stream.positions(self.lengths[stream.argument])
+                chosen = torch.arange(count)
+                if count > MOST_POSITIONS:
+                    chosen = torch.linspace(0, count - 1, MOST_POSITIONS).long().unique()
+                rows = []
+                for position in chosen.tolist():
+                    content = batch.arguments[stream.argument]
+                    changed = stream.change(content, 0, position, self.seed + 1)
+                    arguments = {**batch.arguments, stream.argument: changed}
+                    other = self.run(Batch(arguments, batch.lengths, batch.samples, batch.kept), condition.switch)
+                    rows.append(difference(other, base))
+                moved[stream.argument] = torch.stack(rows)
+                positions[stream.argument] = chosen
+            self._influence[condition.name] = Influence(base, moved, positions, batch)
+        return self._influence[condition.name]
+
+    def sites(self, condition: Condition) -> tuple[Site, ...]:
+        """The sites of one traced run under a condition."""
+        return self._traced(condition)[1]
+
+    def traced_output(self, condition: Condition) -> Tensor:
+        return self._traced(condition)[0]
+
+    def _traced(self, condition: Condition) -> tuple[Tensor, tuple[Site, ...]]:
+        if condition.name not in self._sites:
+            self.progress()
+            batch = self.batch(condition.layout)
+            self._sites[condition.name] = self.runner.traced(batch, condition.switch, edits=self._bound(batch))
+        return self._sites[condition.name]
+
+    def _bound(self, batch: Batch) -> dict[str, Edit]:
+        """The edits, told which batch they run on."""
+        return {key: (lambda site, e=edit: e(site, batch)) for key, edit in self.edits.items()}
+
+    # -- variations -------------------------------------------------------------------------------------------------
+
+    def repaired(self, edits: Mapping[str, BatchEdit], conditions: Iterable[Condition]) -> Trial:
+        """The same trial of the model with edits at its sites."""
+        other = Trial(
+            self.target, self.intent, self.runner, tuple(conditions), self.lengths, floor=self.floor, seed=self.seed, edits=edits,
+            progress=self.progress,
+        )  # fmt: skip
+        other.in_precision = self.in_precision
+        return other
+
+    def threshold(self, base: Tensor) -> float:
+        """The largest difference that counts as rounding, in output units."""
+        finite = base[torch.isfinite(base)]
+        return self.floor * float(finite.abs().amax()) if finite.numel() else self.floor
+
+    def named(self, name: str) -> Condition:
+        found = next((c for c in self.conditions if c.name == name), None)
+        if found is None:
+            raise CannotCheck(f"no condition is named {name!r}")
+        return found
+
+
+def difference(a: Tensor, b: Tensor) -> Tensor:
+    """`[batch, output]`: largest absolute difference of the values; inf where only one of the two is a number."""
+    gap = (a - b).abs()
+    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    gap = torch.where(same, torch.zeros_like(gap), gap)
+    return torch.nan_to_num(gap, nan=float("inf"), posinf=float("inf")).amax(-1)
+
+
+def conditions_of(target: Target, samples: int) -> tuple[Condition, ...]:
+    """Every circumstance to try for a target: masks absent, of ones and real; pads on either side; alone and in a batch."""
+    layouts = [Layout("batch 1", 1), Layout(f"batch {samples}", samples)]
+    padded = [s for s in target.streams if s.padding is not None]
+    if padded:
+        ones = {s.argument: "none" for s in padded}
+        layouts.append(Layout("mask of ones", samples, ones))
+        layouts.append(Layout("mask of ones, batch 1", 1, ones))
+        for stream in padded:
+            label = "" if len(padded) == 1 else f"{stream.argument}: "
+            layouts.append(Layout(f"{label}pads right", samples, {stream.argument: "right"}))
+            if stream.padding is not None and stream.padding.form != "lengths":
+                layouts.append(Layout(f"{label}pads left", samples, {stream.argument: "left"}))
+    switches = (PLAIN, *target.switches)
+    return tuple(Condition(switch, layout) for switch in switches for layout in layouts)

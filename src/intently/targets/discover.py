@@ -1,0 +1,544 @@
+"""Finds out what a model eats: by its signature, by the sizes of its parameters, and by trying."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from intently.errors import CannotCheck
+from intently.targets.stream import MaskForm, Padding, Stream
+from intently.targets.switches import switches_of
+from intently.targets.target import Target, call
+
+# What an argument of this name means by a true entry. A name that says neither is tried both ways.
+_KEEP = re.compile(r"^(encoder_|decoder_|src_|tgt_|source_|target_|input_|context_|memory_)?(attention_mask|attn_mask|valid_mask|keep_mask|input_mask|valid|keep)$")
+_HIDE = re.compile(r"^(src_|tgt_|memory_|source_|target_|encoder_|decoder_)?(key_padding_mask|padding_mask|pad_mask|is_pad|is_padding)$")
+_LENGTHS = re.compile(r"^(src_|tgt_|input_|seq_|sequence_|x_)?(lengths|lens|seq_len|seq_lens|seqlens|lengths?)$")
+_MASKLIKE = re.compile(r"mask|^valid|^pad|padding")
+_TARGET_SIDE = re.compile(r"^(tgt|target|decoder|dec)_|^(tgt|target|decoder|dec|y|trg)$")
+_SIDE = re.compile(r"^(src|source|encoder|enc|memory|context)(_|$)")
+_STREAMLIKE = (
+    "input_ids", "ids", "tokens", "token_ids", "idx", "x", "input", "inputs", "src", "source", "hidden_states", "features", "pixel_values",
+    "images", "image", "inputs_embeds", "input_values", "input_features", "query", "q",
+)  # fmt: skip
+_LENGTH_TRIED = (7, 6, 8, 5, 9, 10, 12, 16)
+
+
+def discover(target: Target) -> Target:
+    """The target with its streams and switches; raises `CannotCheck` with what was tried when nothing runs."""
+    model = target.model
+    if isinstance(model, nn.Module):
+        _refuse_unusable(model)
+    if target.inputs is not None:
+        found = _from_example(target)
+    else:
+        found = _by_trying(target)
+    found = _with_padding(found)
+    return dataclasses.replace(found, switches=(*found.switches, *switches_of(model, found)))
+
+
+def _refuse_unusable(model: nn.Module) -> None:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    meta = [n for n, t in tensors if t.device.type == "meta"]
+    if meta:
+        raise CannotCheck(
+            f"the model's {len(meta)} parameters are on the meta device and hold no numbers ({meta[0]}, …)",
+            hint="give it weights first: model.to_empty(device='cpu') and then its initialisation",
+        )
+    broken = [n for n, t in tensors if t.is_floating_point() and not bool(torch.isfinite(t).all()) and not bool(torch.isinf(t).all())]
+    broken = [n for n in broken if bool(torch.isnan(dict(tensors)[n]).any())]
+    if broken:
+        raise CannotCheck(
+            f"{len(broken)} of the model's tensors hold NaN, the first is {broken[0]}",
+            cause="every output would be NaN whatever the attention does",
+            hint="load or initialise the weights before the check",
+        )
+
+
+def signature(model: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of the model's forward, by name."""
+    function = model.forward if isinstance(model, nn.Module) else model
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {"input": inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)}
+
+
+def _plain(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [n for n, p in parameters.items() if p.kind not in kinds]
+
+
+def _is_mask(name: str) -> bool:
+    return bool(_MASKLIKE.search(name) or _LENGTHS.match(name))
+
+
+def _stream_names(model: Any) -> list[str]:
+    """The arguments that carry content: the required ones, or the first that sounds like content."""
+    parameters = signature(model)
+    names = _plain(parameters)
+    required = [n for n in names if parameters[n].default is inspect.Parameter.empty and not _is_mask(n)]
+    if required:
+        return required
+    if not names:
+        # forward(*args): one input by position
+        star = [n for n, p in parameters.items() if p.kind is inspect.Parameter.VAR_POSITIONAL]
+        return star[:1] or ["input"]
+    liked = [n for n in _STREAMLIKE if n in names]
+    first = liked[0] if liked else next((n for n in names if not _is_mask(n)), names[0])
+    decoder = [n for n in ("decoder_input_ids", "tgt", "decoder_inputs") if n in names and n != first]
+    return [first, *decoder[:1]]
+
+
+# -- by trying ------------------------------------------------------------------------------------------------------
+
+
+def _by_trying(target: Target) -> Target:
+    names = _stream_names(target.model)
+    if _looks_like_qkv(names):
+        return _function_of_qkv(target, names[:3])
+    if len(names) > 3:
+        raise CannotCheck(
+            f"{target.label} needs {len(names)} arguments ({', '.join(names)}) and it is not clear what they hold",
+            hint="give an example call: Target(model, inputs={'" + names[0] + "': …})",
+        )
+    first_error: Exception | None = None
+    tries = 0
+    for streams in _candidates(target, names):
+        tries += 1
+        if tries > 400:
+            break
+        error = attempt(target, streams)
+        if error is None:
+            streams = tuple(_with_vocabulary(target, s, streams) for s in streams)
+            return dataclasses.replace(target, streams=streams, output=_output_stream(streams))
+        first_error = _more_telling(first_error, error)
+    raise _cannot_feed(target, names, first_error)
+
+
+def _more_telling(first: Exception | None, new: Exception) -> Exception:
+    """An error of the model's own making says more than a shape that does not fit."""
+    mismatched = ("mat1 and mat2", "expected", "normalized_shape", "must match", "embedding", "index", "not implemented for", "dtype", "same dtype")
+    if first is None or (any(m in str(first) for m in mismatched) and not any(m in str(new) for m in mismatched)):
+        return new
+    return first
+
+
+def _cannot_feed(target: Target, names: Sequence[str], error: Exception | None) -> CannotCheck:
+    said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".strip(": ") if error else "nothing fitted"
+    return CannotCheck(
+        f"{target.label} raised on every input tried for {', '.join(names)}",
+        cause=said[:300],
+        hint="say what it eats: --tokens VOCAB, --features WIDTH, --length N, or give inputs= an example call",
+    )
+
+
+def _candidates(target: Target, names: Sequence[str]) -> Iterator[tuple[Stream, ...]]:
+    model = target.model
+    lengths: list[int | None] = [target.length] if target.length else [None, *_lengths_in(model)]
+    options = []
+    for name in names:
+        kinds: list[Stream] = []
+        if target.features is None:
+            kinds += [Stream(name, "tokens", vocab=target.tokens or 2)]
+        if target.tokens is None:
+            widths = [target.features] if target.features else _widths_in(model)
+            kinds += [Stream(name, "features", width=w, sequence_first=_sequence_first(model)) for w in widths]
+            if target.features is None:
+                kinds += list(_pictures(model, name))
+        options.append(kinds)
+    for length in lengths:
+        for streams in _products(options):
+            yield tuple(dataclasses.replace(s, length=length) for s in streams)
+
+
+def _products(options: Sequence[Sequence[Stream]]) -> Iterator[tuple[Stream, ...]]:
+    """Combinations of one option a stream, equal kinds first."""
+    if len(options) == 1:
+        for stream in options[0]:
+            yield (stream,)
+        return
+    first, rest = options[0], options[1:]
+    combined = [(s, *others) for s in first for others in _products(rest)]
+    combined.sort(key=lambda streams: len({(s.kind, s.width) for s in streams}))
+    yield from combined
+
+
+def _sequence_first(model: Any) -> bool:
+    """torch's own layers say their layout; a model of someone's own is batch first unless its behaviour tells otherwise."""
+    if isinstance(model, (nn.MultiheadAttention,)):
+        return not model.batch_first
+    if isinstance(model, nn.Transformer):
+        return not model.batch_first
+    if isinstance(model, (nn.TransformerEncoder, nn.TransformerDecoder)):
+        return not model.layers[0].self_attn.batch_first  # type: ignore[union-attr]
+    if isinstance(model, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        return not model.self_attn.batch_first
+    return False
+
+
+def _widths_in(model: Any) -> list[int]:
+    """Widths that an input may have, in the order in which the model's layers are made."""
+    if not isinstance(model, nn.Module):
+        return [16, 32, 64]
+    widths: list[int] = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            widths.append(module.in_features)
+        elif isinstance(module, nn.LayerNorm):
+            widths.append(int(module.normalized_shape[-1]))
+        elif isinstance(module, nn.MultiheadAttention):
+            widths.append(module.embed_dim)
+        elif isinstance(module, (nn.RNNBase,)):
+            widths.append(module.input_size)
+    for parameter in model.parameters():
+        if parameter.dim() >= 2:
+            widths += [int(parameter.shape[-1]), int(parameter.shape[-2])]
+        elif parameter.dim() == 1:
+            widths.append(int(parameter.shape[0]))
+    return list(dict.fromkeys(w for w in widths if w > 1))[:24]
+
+
+def _lengths_in(model: Any) -> list[int]:
+    """Lengths that may be fixed by a parameter or buffer (a learned position table, a stored triangle)."""
+    lengths: list[int] = []
+    for attribute in ("max_len", "seq_len", "block_size", "max_length", "n_ctx", "context_length", "num_tokens", "length"):
+        for module in model.modules() if isinstance(model, nn.Module) else []:
+            value = getattr(module, attribute, None)
+            if isinstance(value, int) and not isinstance(value, bool) and 1 < value <= 512:
+                lengths.append(value)
+    if isinstance(model, nn.Module):
+        for tensor in [*model.parameters(), *model.buffers()]:
+            lengths += [int(n) + step for n in tensor.shape for step in (0, -1) if 2 < n + step <= 128]
+    return list(dict.fromkeys([*lengths, *_LENGTH_TRIED]))[:24]
+
+
+def _pictures(model: Any, name: str) -> Iterator[Stream]:
+    if not isinstance(model, nn.Module):
+        return
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            patch = module.stride[0] if module.stride[0] > 1 else 1
+            sides = [getattr(m, a) for m in model.modules() for a in ("image_size", "img_size") if isinstance(getattr(m, a, None), int)]
+            for side in dict.fromkeys([*sides, 4 * patch, 2 * patch, 8 * patch, 8, 16, 32, 224]):
+                yield Stream(name, "pixels", width=module.in_channels, patch=max(patch, side // 8 if patch == 1 else 1), side=(side, side))
+            return
+        if isinstance(module, nn.Conv1d):
+            yield Stream(name, "frames", width=module.in_channels, stride=module.stride[0])
+            return
+
+
+def attempt(target: Target, streams: Sequence[Stream], *, samples: int = 2, lengths: Mapping[str, int] | None = None) -> Exception | None:
+    """None when the model runs on random content for these streams, else what it raised."""
+    trial = dataclasses.replace(target, streams=tuple(streams))
+    dtype = dtype_of(target.model)
+    try:
+        batch = trial.batch(samples, lengths or lengths_for(streams), dtype=dtype)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call(target.model, batch.arguments)
+    except CannotCheck:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
+def lengths_for(streams: Sequence[Stream], base: int = 7) -> dict[str, int]:
+    """Different lengths for different streams, so that no axis can be taken for another."""
+    return {s.argument: s.length or base + 2 * (len(streams) - 1 - i) for i, s in enumerate(streams)}
+
+
+def dtype_of(model: Any) -> torch.dtype:
+    """The floating type of the model's parameters."""
+    if isinstance(model, nn.Module):
+        for parameter in [*model.parameters(), *model.buffers()]:
+            if parameter.is_floating_point():
+                return parameter.dtype
+    return torch.float32
+
+
+def _output_stream(streams: Sequence[Stream]) -> str:
+    decoder = [s for s in streams if _TARGET_SIDE.search(s.argument)]
+    if decoder:
+        return decoder[0].argument
+    sources = [s for s in streams if _SIDE.search(s.argument)]
+    others = [s for s in streams if s not in sources]
+    if sources and others:
+        return others[0].argument
+    # forward(source, target) is torch's order; forward(x, memory) names its memory
+    return streams[-1].argument
+
+
+class _EmbeddingWatch(TorchFunctionMode):
+    """Sees which table an argument indexes."""
+
+    def __init__(self, ids: Tensor):
+        super().__init__()
+        self.ids = ids
+        self.rows: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if name == "embedding" and len(tensors) >= 2 and self._same(tensors[0]):
+            self.rows.append(tensors[1].shape[0])
+        elif name == "__getitem__" and isinstance(args[1], Tensor) and self._same(args[1]) and args[0].is_floating_point():
+            self.rows.append(args[0].shape[0])
+        return func(*args, **(kwargs or {}))
+
+    def _same(self, tensor: Tensor) -> bool:
+        return tensor.dtype == self.ids.dtype and tensor.numel() == self.ids.numel() and tensor.sort().values.equal(self.ids.sort().values)
+
+
+def _with_vocabulary(target: Target, stream: Stream, streams: Sequence[Stream]) -> Stream:
+    """Replace the cautious vocabulary of 2 by the size of the table that the ids really index."""
+    if stream.kind != "tokens" or target.tokens is not None:
+        return stream
+    trial = dataclasses.replace(target, streams=tuple(streams))
+    batch = trial.batch(2, lengths_for(streams), dtype=dtype_of(target.model))
+    watch = _EmbeddingWatch(batch.arguments[stream.argument].reshape(-1))
+    with torch.no_grad(), warnings.catch_warnings(), watch:
+        warnings.simplefilter("ignore")
+        call(target.model, batch.arguments)
+    vocab = min(watch.rows, default=2)
+    special = _special_ids(target.model)
+    # Id 0 is the pad in many vocabularies; plain content does without it.
+    return dataclasses.replace(stream, vocab=vocab, avoid=frozenset({0, *special}) if vocab > 4 else frozenset())
+
+
+def _special_ids(model: Any) -> set[int]:
+    found: set[int] = set()
+    for module in model.modules() if isinstance(model, nn.Module) else []:
+        for name in ("padding_idx", "pad_id", "pad_token_id", "pad_idx", "pad", "eos_token_id", "bos_token_id", "mask_token_id"):
+            value = getattr(module, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                found.add(value)
+    return found
+
+
+# -- plain functions of q, k, v -------------------------------------------------------------------------------------
+
+_QKV = [{"q", "query", "queries", "xq"}, {"k", "key", "keys", "xk"}, {"v", "value", "values", "xv"}]
+
+
+def _looks_like_qkv(names: Sequence[str]) -> bool:
+    return len(names) >= 3 and all(n.lower() in known for n, known in zip(names, _QKV, strict=False))
+
+
+def _function_of_qkv(target: Target, names: Sequence[str]) -> Target:
+    """q, k and v: `[batch, heads, length, width]`, else `[batch, length, width]`; keys longer than queries where it runs."""
+    first: Exception | None = None
+    widths = [target.features] if target.features else ([8, *_widths_in(target.model)] if not isinstance(target.model, nn.Module) else _widths_in(target.model))
+    length = target.length
+    for width in widths:
+        for heads in (3, 0) if not isinstance(target.model, nn.Module) else (0, 3):
+            streams = tuple(
+                Stream(n, "features", width=width, heads=heads, length=length, sequence_first=False) for n in names
+            )
+            if isinstance(target.model, nn.MultiheadAttention) and not target.model.batch_first:
+                streams = tuple(dataclasses.replace(s, heads=None, sequence_first=True) for s in streams)
+            lengths = {n: length or 7 for n in names}
+            error = attempt(target, streams, lengths=lengths)
+            if error is None:
+                return dataclasses.replace(target, streams=streams, output=names[0])
+            first = first or error
+    raise _cannot_feed(target, names, first)
+
+
+# -- from an example ------------------------------------------------------------------------------------------------
+
+
+def _from_example(target: Target) -> Target:
+    """Streams read off an example call: ids and vectors keep their kind, everything else is passed on as it is."""
+    given = target.inputs
+    names = _plain(signature(target.model))
+    if isinstance(given, Tensor):
+        given = {names[0] if names else "input": given}
+    elif isinstance(given, (tuple, list)):
+        given = dict(zip(names, given, strict=False))
+    if not isinstance(given, Mapping) or not given:
+        raise CannotCheck(f"inputs= is a {type(target.inputs).__name__}", hint="give a tensor, a tuple or a dict of the call's arguments")
+    streams: list[Stream] = []
+    constants: dict[str, Any] = {}
+    for name, value in given.items():
+        if not isinstance(value, Tensor) or (_is_mask(name) and value.dim() <= 2) or value.dtype == torch.bool or value.dim() < 2:
+            if not (isinstance(value, Tensor) and _is_mask(name)):
+                constants[name] = value
+        elif not value.is_floating_point() and value.dim() == 2:
+            vocab = target.tokens or int(value.max()) + 1
+            streams.append(Stream(name, "tokens", vocab=max(vocab, 2)))
+        elif value.is_floating_point() and value.dim() == 3:
+            streams.append(Stream(name, "features", width=value.shape[-1], sequence_first=_sequence_first(target.model)))
+        elif value.is_floating_point() and value.dim() == 4 and _looks_like_qkv([name, "k", "v"]):
+            streams.append(Stream(name, "features", width=value.shape[-1], heads=value.shape[1]))
+        elif value.is_floating_point() and value.dim() == 4:
+            streams.append(Stream(name, "pixels", width=value.shape[1], patch=max(1, value.shape[2] // 4), side=(value.shape[2], value.shape[3])))
+        else:
+            constants[name] = value
+    if not streams:
+        raise CannotCheck("no argument of inputs= holds ids or vectors along a sequence", hint="give integer [batch, length] or float [batch, length, width]")
+    trial = dataclasses.replace(target, streams=tuple(streams), constants=constants)
+    if attempt(trial, streams) is not None:
+        fixed = [dataclasses.replace(s, length=given[s.argument].shape[0 if s.sequence_first else 1]) if s.kind in ("tokens", "features") else s for s in streams]
+        error = attempt(trial, fixed)
+        if error is not None:
+            raise _cannot_feed(target, [s.argument for s in streams], error)
+        streams = fixed
+    streams = [_with_vocabulary(trial, s, streams) if s.kind == "tokens" else s for s in streams]
+    names = [s.argument for s in streams]
+    return dataclasses.replace(trial, streams=tuple(streams), output=names[0] if len(names) == 1 or _looks_like_qkv(names) else _output_stream(streams))
+
+
+# -- padding --------------------------------------------------------------------------------------------------------
+
+
+def _with_padding(target: Target) -> Target:
+    """Attach to each stream the argument that carries its key mask, in a form that the model takes."""
+    if any(s.padding is not None for s in target.streams):
+        return target
+    streams = list(target.streams)
+    notes = list(target.notes)
+    for argument, keep in _padding_arguments(target):
+        where = _stream_of_mask(argument, streams)
+        if where is None or streams[where].padding is not None:
+            continue
+        fitted = _fit_mask(target, streams, where, argument, keep)
+        if fitted is not None:
+            streams[where] = dataclasses.replace(streams[where], padding=fitted)
+        elif target.padding:
+            raise CannotCheck(
+                f"{target.label} raised for every form of the key mask tried for {argument}",
+                hint="pass bool or 0/1 [batch, length], or name another argument with --padding",
+            )
+    return dataclasses.replace(target, streams=tuple(streams), notes=tuple(notes))
+
+
+def _padding_arguments(target: Target) -> list[tuple[str, bool | None]]:
+    names = _plain(signature(target.model))
+    if target.padding:
+        argument, _, said = target.padding.partition(":")
+        if argument not in names and not any(p.kind is p.VAR_KEYWORD for p in signature(target.model).values()):
+            raise CannotCheck(
+                f"--padding names {argument!r}, which {target.label} does not take", cause=f"it takes {', '.join(names)}"
+            )
+        keep = {"keep": True, "hide": False}.get(said)
+        if keep is None:
+            keep = True if _KEEP.match(argument) else False if _HIDE.match(argument) else None
+        return [(argument, keep)]
+    found: list[tuple[str, bool | None]] = []
+    taken = {s.argument for s in target.streams}
+    for name in names:
+        if name in taken or name in target.constants:
+            continue
+        if _KEEP.match(name):
+            found.append((name, True))
+        elif _HIDE.match(name):
+            found.append((name, False))
+        elif _LENGTHS.match(name):
+            found.append((name, True))
+        elif _MASKLIKE.search(name) and "causal" not in name and "head" not in name:
+            found.append((name, None))
+    # a name that says what it means comes before one that does not
+    return sorted(found, key=lambda item: (item[1] is None, item[0] in ("attn_mask",)))
+
+
+def _stream_of_mask(argument: str, streams: Sequence[Stream]) -> int | None:
+    if len(streams) == 1:
+        return 0
+    names = [s.argument for s in streams]
+    if _looks_like_qkv(names):
+        return 1
+    on_target = bool(_TARGET_SIDE.search(argument))
+    sides = [bool(_TARGET_SIDE.search(n)) for n in names]
+    if True not in sides:
+        sides = [False] * (len(names) - 1) + [True]
+    if on_target:
+        return sides.index(True)
+    return sides.index(False) if False in sides else 0
+
+
+def _fit_mask(target: Target, streams: Sequence[Stream], where: int, argument: str, keep: bool | None) -> Padding | None:
+    optional = signature(target.model).get(argument)
+    is_optional = optional is None or optional.default is not inspect.Parameter.empty
+    forms: tuple[MaskForm, ...] = ("lengths",) if _LENGTHS.match(argument) else ("batch key", "batch 1 1 key", "batch 1 key", "batch query key")
+    dtypes = (torch.long,) if forms == ("lengths",) else (torch.bool, torch.long, torch.float32) if keep is False else (torch.long, torch.bool, torch.float32)
+    working: list[Padding] = []
+    for form in forms:
+        for dtype in dtypes:
+            padding = Padding(argument, keep, dtype, form, is_optional)
+            if _runs_with(target, streams, where, padding):
+                if keep is not None:
+                    return padding
+                working.append(padding)
+    for padding in working:
+        for polarity in (True, False):
+            candidate = dataclasses.replace(padding, keep=polarity, observed=True)
+            if _hides(target, streams, where, candidate):
+                return candidate
+    if working:
+        # No form hides anything: assume the commoner meaning; the check will say what it sees.
+        boolean = next((p for p in working if p.dtype == torch.bool), working[0])
+        return dataclasses.replace(boolean, keep=True, observed=True)
+    return None
+
+
+def _masked(target: Target, streams: Sequence[Stream], where: int, padding: Padding) -> tuple[Target, dict[str, int], dict[str, Tensor]]:
+    changed = list(streams)
+    changed[where] = dataclasses.replace(streams[where], padding=padding)
+    trial = dataclasses.replace(target, streams=tuple(changed))
+    lengths = lengths_for(changed) if not _looks_like_qkv([s.argument for s in changed]) else {s.argument: s.length or 7 for s in changed}
+    positions = changed[where].positions(lengths[changed[where].argument])
+    kept = torch.ones(2, positions, dtype=torch.bool)
+    kept[0, -2:] = False
+    return trial, lengths, {changed[where].argument: kept}
+
+
+def _runs_with(target: Target, streams: Sequence[Stream], where: int, padding: Padding) -> bool:
+    trial, lengths, kept = _masked(target, streams, where, padding)
+    try:
+        batch = trial.batch(2, lengths, dtype=dtype_of(target.model), kept=kept)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call(target.model, batch.arguments)
+    except Exception:
+        return False
+    return True
+
+
+def _hides(target: Target, streams: Sequence[Stream], where: int, padding: Padding) -> bool:
+    """Whether, under this meaning, a change of a hidden position moves no real output and a change of a kept one does."""
+    from intently.targets.target import output_form
+
+    trial, lengths, kept = _masked(target, streams, where, padding)
+    dtype = dtype_of(target.model)
+    stream = trial.streams[where]
+    batch = trial.batch(2, lengths, dtype=dtype, kept=kept)
+
+    def run(position: int | None) -> Tensor:
+        arguments = dict(batch.arguments)
+        if position is not None:
+            arguments[stream.argument] = stream.change(arguments[stream.argument], 0, position, 1)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            output = call(target.model, arguments)
+        return output_form(output, 2, lengths[trial.main.argument if trial.output else stream.argument]).read(output)[0]
+
+    try:
+        base = run(None)
+        last = kept[stream.argument].shape[1] - 1
+        real = slice(0, last - 1) if base.shape[0] == last + 1 else slice(None)
+        hidden = (run(last) - base)[real].abs().amax()
+        shown = (run(0) - base)[real].abs().amax()
+    except Exception:
+        return False
+    scale = base[real].abs().amax().clamp_min(1e-12)
+    return bool(hidden <= 1e-6 * scale) and bool(shown > 1e-6 * scale)

@@ -1,0 +1,115 @@
+"""Runs a target: a private copy in eval mode and a chosen precision, with every forward pass counted."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intently.errors import CannotCheck
+from intently.sites import Edit, Settings, Site, Sizes, named_arguments, tracing
+from intently.targets.discover import dtype_of, lengths_for
+from intently.targets.stream import Batch
+from intently.targets.target import OutputForm, Switch, Target, call, output_form
+
+PLAIN = Switch("as it is")
+
+
+class Runner:
+    """One target in one precision. The user's model is never touched: a copy runs, unless it cannot be copied."""
+
+    def __init__(self, target: Target, dtype: torch.dtype | None = None):
+        self.target = target
+        own = dtype_of(target.model)
+        self.dtype = dtype or own
+        self.forwards = 0
+        self.model = _prepared(target.model, self.dtype)
+        self._forms: dict[str, OutputForm] = {}
+
+    def output(self, batch: Batch, switch: Switch = PLAIN, *, seed: int = 0) -> Tensor:
+        """`[batch, position, values]` in float64 for one call of the untouched model."""
+        with self._context(switch, seed):
+            result = call(self.model, {**batch.arguments, **switch.arguments})
+        return self._read(result, batch, switch)
+
+    def traced(
+        self, batch: Batch, switch: Switch = PLAIN, *, seed: int = 0, edits: Mapping[str, Edit] | None = None, keep: bool = True
+    ) -> tuple[Tensor, tuple[Site, ...]]:
+        """The output of one traced call, perhaps with edits, and its sites."""
+        arguments = {**batch.arguments, **switch.arguments}
+        named = named_arguments(self.model, (), arguments)
+        lengths = {batch.lengths[s.argument] for s in self.target.streams}
+        lengths |= {s.positions(batch.lengths[s.argument]) for s in self.target.streams}
+        sizes = Sizes(batch.samples, frozenset(lengths))
+        settings = Settings(keep=keep, edits=edits or {}, sizes=sizes)
+        with self._context(switch, seed), tracing(self.model, named, settings) as tracer:
+            result = call(self.model, arguments)
+        return self._read(result, batch, switch), tracer.sites()
+
+    @contextlib.contextmanager
+    def _context(self, switch: Switch, seed: int) -> Iterator[None]:
+        self.forwards += 1
+        before = torch.get_default_dtype()
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), switch.enter(self.model):
+            warnings.simplefilter("ignore")
+            torch.manual_seed(seed)
+            if self.dtype in (torch.float64, torch.float32):
+                torch.set_default_dtype(self.dtype)
+            try:
+                with torch.set_grad_enabled(switch.gradients):
+                    yield
+            finally:
+                torch.set_default_dtype(before)
+
+    def _read(self, result: Any, batch: Batch, switch: Switch) -> Tensor:
+        form = self._forms.get(switch.name)
+        if form is None:
+            form = self._form(switch)
+            self._forms[switch.name] = form
+        return form.read(result)
+
+    def _form(self, switch: Switch) -> OutputForm:
+        """Found on a batch whose sizes differ from each other."""
+        lengths = lengths_for(self.target.streams)
+        batch = self.target.batch(3, lengths, dtype=self.dtype)
+        main = self.target.main
+        with self._context(switch, 0):
+            result = call(self.model, {**batch.arguments, **switch.arguments})
+        return output_form(result, 3, main.positions(lengths[main.argument]))
+
+
+def _prepared(model: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(model, nn.Module):
+        return model
+    try:
+        mine = copy.deepcopy(model)
+    except Exception as error:
+        if dtype_of(model) != dtype:
+            raise CannotCheck(
+                f"{type(model).__name__} cannot be copied, so it cannot be run in {str(dtype).removeprefix('torch.')}",
+                cause=f"{type(error).__name__}: {error}",
+                hint="--dtype float32, or make its attributes copyable",
+            ) from error
+        mine = model
+    mine.eval()
+    if dtype_of(mine) != dtype:
+        mine.to(dtype)
+        for module in mine.modules():
+            # Tensors kept as plain attributes (a stored mask, a table of angles) do not follow `to`.
+            for name, value in list(vars(module).items()):
+                if isinstance(value, Tensor) and value.is_floating_point() and not name.startswith("_"):
+                    setattr(module, name, value.to(dtype))
+    return mine
+
+
+def trace_once(target: Target) -> tuple[Site, ...]:
+    """The sites of one forward on inputs of the target's own precision."""
+    ready = target.ready()
+    runner = Runner(ready)
+    lengths = lengths_for(ready.streams)
+    return runner.traced(ready.batch(2, lengths, dtype=runner.dtype), keep=False)[1]

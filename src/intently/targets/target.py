@@ -1,0 +1,194 @@
+"""A thing to check: a model (or function) with its intent and a way to make inputs for it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intently.errors import CannotCheck
+from intently.intent import Intent
+from intently.report import SiteRecord
+from intently.targets.stream import Batch, Stream
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A way to run the same model that should not change its outputs: a backend, a flag, an argument that asks for weights.
+
+    `enter(model)` is a context in which the model runs that way; `arguments` are passed besides. `looking` marks a
+    switch that asks the model to show something (its weights, its cache), `backend` one that chooses a kernel.
+    """
+
+    name: str
+    enter: Callable[[Any], AbstractContextManager[Any]] = contextlib.nullcontext
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    looking: bool = False
+    backend: bool = False
+    gradients: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model or a function, with its intent and what is known about its inputs.
+
+    Only `model` is needed: streams, widths and the padding argument are found by trying (see
+    `intently.targets.discover`). `inputs` is an example call (a tensor, a tuple or a dict) where that is not enough;
+    `padding` is `"argument"`, `"argument:keep"` or `"argument:hide"`; `tokens` a vocabulary size, `features` a width.
+
+    >>> import torch
+    >>> from intently import Intent, Mask, Target
+    >>> target = Target(torch.nn.Linear(4, 4), Intent(Mask.causal()), features=4)
+    >>> target.label
+    'Linear'
+    """
+
+    model: Any
+    intent: Intent | None = None
+    inputs: Any = None
+    padding: str | None = None
+    tokens: int | None = None
+    features: int | None = None
+    length: int | None = None
+    name: str = ""
+    streams: tuple[Stream, ...] = ()
+    output: str | None = None  # the stream whose positions the output follows
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    switches: tuple[Switch, ...] = ()
+    known: bool = False  # a released architecture: its scale and kernels are as published
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.name or (type(self.model).__name__ if isinstance(self.model, nn.Module) else getattr(self.model, "__name__", "function"))
+
+    def ready(self) -> Target:
+        """This target with its streams found; the same one when they are known."""
+        if self.streams:
+            return self
+        from intently.targets.discover import discover
+
+        return discover(self)
+
+    def stream(self, argument: str) -> Stream:
+        return next(s for s in self.streams if s.argument == argument)
+
+    @property
+    def main(self) -> Stream:
+        """The stream whose positions the output follows."""
+        return self.stream(self.output) if self.output else self.streams[-1]
+
+    def batch(
+        self,
+        samples: int,
+        lengths: Mapping[str, int],
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float64,
+        kept: Mapping[str, Tensor] | None = None,
+    ) -> Batch:
+        """Random inputs; `kept[stream]` is a bool `[batch, position]` for the streams whose mask is to be passed."""
+        generator = torch.Generator().manual_seed(seed)
+        arguments: dict[str, Any] = {}
+        for name, value in self.constants.items():
+            arguments[name] = value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        real = {}
+        for stream in self.streams:
+            length = lengths[stream.argument]
+            arguments[stream.argument] = stream.make(samples, length, generator, dtype)
+            given = (kept or {}).get(stream.argument)
+            real[stream.argument] = given if given is not None else torch.ones(samples, stream.positions(length), dtype=torch.bool)
+            if stream.padding is not None and (given is not None or not stream.padding.optional):
+                arguments[stream.padding.argument] = stream.padding.value(real[stream.argument])
+        return Batch(arguments, dict(lengths), samples, real)
+
+    def sites(self) -> tuple[SiteRecord, ...]:
+        """The attention calls of one forward on inputs made for it."""
+        from intently.targets.running import trace_once
+
+        return tuple(site.record() for site in trace_once(self))
+
+
+def call(model: Any, arguments: Mapping[str, Any]) -> Any:
+    """`model(**arguments)`; a parameter that takes no keyword is passed by position."""
+    function = model.forward if isinstance(model, nn.Module) else model
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return model(*arguments.values())
+    by_position, by_name = [], dict(arguments)
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.POSITIONAL_ONLY and name in by_name:
+            by_position.append(by_name.pop(name))
+        elif parameter.kind is parameter.VAR_POSITIONAL and name in by_name:
+            by_position.extend(by_name.pop(name))
+    return model(*by_position, **by_name)
+
+
+def tensors_of(output: Any) -> Iterator[Tensor]:
+    """Floating tensors of a model's output, the main one (`logits`, `last_hidden_state`) first."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping):
+        first = [k for k in ("logits", "last_hidden_state") if k in output]
+        for key in [*first, *(k for k in output if k not in first)]:
+            yield from tensors_of(output[key])
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from tensors_of(value)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        yield from tensors_of({f.name: getattr(output, f.name) for f in dataclasses.fields(output)})
+    elif hasattr(output, "__dict__") and not callable(output):
+        yield from tensors_of(vars(output))
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """Which tensor of the output is read, and its axes."""
+
+    index: int
+    batch_axis: int | None
+    length_axis: int | None
+
+    def read(self, output: Any) -> Tensor:
+        """`[batch, position, values]`; one position when the output has no sequence axis."""
+        found = list(tensors_of(output))
+        if self.index >= len(found):
+            raise CannotCheck(f"the output holds {len(found)} floating tensors where {self.index + 1} were seen before")
+        tensor = found[self.index].detach()
+        axes = [a for a in (self.batch_axis, self.length_axis) if a is not None]
+        moved = tensor.movedim(axes, list(range(len(axes))))
+        if self.batch_axis is None:
+            moved = moved.unsqueeze(0)
+        if self.length_axis is None:
+            moved = moved.unsqueeze(1)
+        return moved.reshape(*moved.shape[:2], -1).double()
+
+
+def output_form(output: Any, samples: int, length: int) -> OutputForm:
+    """The form of an output, told by sizes that occur only once among batch, length and widths."""
+    found = list(tensors_of(output))
+    if not found:
+        raise CannotCheck(
+            f"the model's output ({type(output).__name__}) holds no floating tensor",
+            hint="return a tensor, a tuple, a dict or a dataclass of tensors",
+        )
+    plain = None
+    for index, tensor in enumerate(found):
+        shape = list(tensor.shape)
+        if samples in shape and length in shape:
+            batch_axis = shape.index(samples)
+            axes = [i for i, n in enumerate(shape) if n == length and i != batch_axis]
+            if axes:
+                return OutputForm(index, batch_axis, axes[0])
+        if plain is None and samples in shape:
+            plain = OutputForm(index, shape.index(samples), None)
+    return plain or OutputForm(0, None, None)
