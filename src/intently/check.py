@@ -424,8 +424,12 @@ class _Checking:
             return False, suspicion.unprovable or "no repair of one site can take this fault away"
         condition = self.trial.named(suspicion.condition)
         allies = [s for s in everyone if s.site is not None and s.repair is not None]
-        everything = self._verdict(suspicion.promise, condition, allies)
-        alone = [s for s in allies if s is not suspicion]
+        # Another name for the same call would repair it too: what counts is this repair beside those of other calls.
+        alone = [s for s in allies if s.site is not None and s.site.key_name != suspicion.site.key_name]
+        everything = self._verdict(suspicion.promise, condition, [*alone, suspicion])
+        if everything != "kept":
+            alone = [s for s in allies if s is not suspicion]
+            everything = self._verdict(suspicion.promise, condition, allies)
         what = f"repaired at this call, {suspicion.promise} is kept ({condition.name})"
         if everything == "kept":
             if not alone:
@@ -435,10 +439,22 @@ class _Checking:
                 return True, what if len(allies) == 1 else f"{what}, and broken again when all other suspects are repaired but not this one"
             if self._verdict(suspicion.promise, condition, [suspicion]) == "kept":
                 return True, what
+            if suspicion.promise == "finite" and self._heals(suspicion, condition, alone):
+                return True, f"repaired, this call's output is finite ({condition.name}); left alone it is not, though only pads suffer from it"
             return False, "the promise is kept with or without this repair: other repairs are enough"
         if alone and self._verdict(suspicion.promise, condition, [suspicion]) == "kept":
             return True, what
         return False, f"{suspicion.promise} stays {everything} after the repair ({condition.name})"
+
+    def _heals(self, suspicion: Suspicion, condition: Condition, others: Sequence[Suspicion]) -> bool:
+        """Whether the call itself is finite with its repair and not without it, everything else being repaired."""
+
+        def finite(suspicions: Sequence[Suspicion]) -> bool:
+            sites = self.trial.repaired(self._edits(suspicions), [condition]).sites(condition)
+            mine = [s for s in sites if suspicion.site is not None and s.key_name == suspicion.site.key_name and s.tensors is not None]
+            return bool(mine) and all(bool(torch.isfinite(s.tensors.output).all()) for s in mine if s.tensors is not None)
+
+        return finite([*others, suspicion]) and not finite(others)
 
     def _verdict(self, promise: str, condition: Condition, suspicions: Sequence[Suspicion]) -> str:
         key = (promise, condition.name, tuple(sorted((s.fault.name, s.site.key_name) for s in suspicions if s.site)))
@@ -565,7 +581,7 @@ class _Checking:
 
     def _explain_unexplained(self, cells: Sequence[Cell], findings: Sequence[Finding]) -> None:
         """A broken promise that no finding explains must not pass in silence."""
-        explained = {f.promise for f in findings}
+        explained = {p for f in findings for p in (f.promise, *FAULTS[f.fault].promises)}
         broken = {c.promise for c in cells if c.verdict == "broken"}
         self.unexplained = False
         for promise in sorted(broken - explained):

@@ -160,8 +160,11 @@ def as_in(other: Site) -> Repair:
     return repair
 
 
-def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None) -> Repair:
-    """Attention between tokens: rows taken apart by token first and by head second, and put back together that way."""
+def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, rows: Rows) -> Repair:
+    """Attention between tokens: rows taken apart by token first and by head second, and put back together that way.
+
+    `rows` says what is wrong with the call; a batch of one does not show it.
+    """
 
     def repair(site: Site) -> Replacement | None:
         tensors = site.tensors
@@ -169,7 +172,7 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None) -> 
             return None
         query, key, value = tensors.query.double(), tensors.key.double(), tensors.value.double()
         slope = site.scale.factors[0] / (site.scale.inside or 1.0) if site.scale else query.shape[-1] ** -0.5
-        if site.rows.over_batch:
+        if rows.over_batch:
             total = query.shape[0] * query.shape[1]
             positions = length or query.shape[0]
             if total % positions:
@@ -178,7 +181,7 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None) -> 
             output = _attend(turned[0], turned[1], turned[2], slope, None)
             output = output.permute(2, 1, 0, 3).reshape(*query.shape[:-1], value.shape[-1])
             return Replacement(output=output, rows=Rows())
-        scrambled = site.rows.scrambled
+        scrambled = rows.scrambled
         parts = [_by_token(t) if n in scrambled else t for n, t in (("query", query), ("key", key), ("value", value))]
         mask = wanted(site)
         output = _attend(parts[0], parts[1], parts[2], slope, mask)

@@ -102,7 +102,11 @@ class Look:
     def comparable(self) -> bool:
         """Whether the mask found can be held against the one that was meant."""
         seen = self.site.visible
-        return self.wanted is not None and seen is not None and seen.shape[0] == self.batch.samples and self.site.rows.are_tokens
+        if self.wanted is None or seen is None or seen.shape[0] != self.batch.samples or not self.site.rows.are_tokens:
+            return False
+        tensors = self.site.tensors
+        operands = [t for t in (tensors.query, tensors.key) if t is not None] if tensors is not None else []
+        return all(bool(torch.isfinite(t).all()) for t in operands)  # NaN from earlier calls says nothing of this mask
 
     @cached_property
     def extra(self) -> Tensor:
@@ -141,7 +145,7 @@ class Look:
         values = {"sample": sample, "head": head, "query": query, "key": key}
         if tensors is None:
             return Witness(sentence.format(**values, weight="?"), None, values)
-        weights = torch.nan_to_num(tensors.weights[sample, head].double())
+        weights = torch.nan_to_num(tensors.weights[sample, head].detach().double())
         first = max(0, min(query - 1, weights.shape[0] - 4))
         rows = range(first, min(first + 4, weights.shape[0]))
         columns = _columns(weights.shape[1], [key, query])
@@ -214,9 +218,11 @@ def triangle_missing(pairs: Tensor) -> bool:
     for row, count in zip(pairs, hidden.tolist(), strict=True):
         if count and not bool(row[keys - count :].all()):
             return False
+    if pairs.shape[0] == 1:
+        return int(hidden[0]) == keys - 1 and keys > 1  # a triangle's first row
     steps = hidden[:-1] - hidden[1:]
     moving = (hidden[:-1] > 0) & (hidden[:-1] < keys)
-    return bool((steps[moving] == 1).all()) and bool(moving.any() or pairs.shape[0] == 1)
+    return bool((steps[moving] == 1).all()) and bool(moving.any())
 
 
 def complement(seen: Tensor, hidden: Tensor, allowed: Tensor, forbidden: Tensor) -> bool:

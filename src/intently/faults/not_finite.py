@@ -9,26 +9,44 @@ import torch
 from intently.edits import safe_rows
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination, Look
+from intently.promises.trial import BatchEdit
 from intently.report import Severity, Witness
+from intently.sites import Replacement, Site
+from intently.targets.stream import Batch
+
+_MOST = 40  # calls mended one after the other
 
 
 def look(seen: Examination) -> Iterator[Suspicion]:
     for condition in seen.broken("finite"):
-        for each in seen.looks([condition]):
-            tensors = each.site.tensors
-            if tensors is None:
-                continue
-            if not torch.isfinite(tensors.output).all() and _inputs_finite(each):
+        mended: dict[str, BatchEdit] = {}
+        # A call behind the first is hidden by the NaN it is given: mend the first, run again, look on.
+        for _ in range(_MOST):
+            trial = seen.trial.repaired(mended, [condition]) if mended else seen.trial
+            found = [e for e in Examination(trial, seen.cells).looks([condition]) if _makes_nan(e) and e.site.key_name not in mended]
+            for each in found:
+                mended[each.site.key_name] = _repair
                 yield Suspicion(
                     fault=FAULT,
                     promise="finite",
                     site=each.site,
                     message=_message(each),
                     witness=_witness(each),
-                    repair=lambda site, batch: safe_rows()(site),
+                    repair=_repair,
                     severity=_severity(seen),
                     condition=condition.name,
                 )
+            if not found:
+                break
+
+
+def _repair(site: Site, batch: Batch) -> Replacement | None:
+    return safe_rows()(site)
+
+
+def _makes_nan(look: Look) -> bool:
+    tensors = look.site.tensors
+    return tensors is not None and not bool(torch.isfinite(tensors.output).all()) and _inputs_finite(look)
 
 
 def _inputs_finite(look: Look) -> bool:

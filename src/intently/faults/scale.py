@@ -54,27 +54,44 @@ def looker(name: str, fault: Callable[[], Fault]) -> Callable[[Examination], Ite
             kind, words = reading(each.site, factor, wanted)
             if kind != name:
                 continue
+            folded = kind == "scale-missing" and is_folded(each.site)
             heads = None if len(wrong) == len(each.site.scale.factors) else tuple(wrong)
             yield Suspicion(
                 fault=fault(),
                 promise="scaled",
                 site=each.site,
                 heads=heads,
-                message=f"logits are q·k × {factor:.4g} where × {wanted:.4g} (1/√{each.site.head_dim}) is meant; measured factor: {words}",
+                message=f"logits are q·k × {factor:.4g} where × {wanted:.4g} (1/√{each.site.head_dim}) is meant; measured factor: {words}"
+                + (
+                    f"; the queries are about √{each.site.head_dim} times smaller than the keys, so the scale may be folded into the weights "
+                    "(then state it: Intent(scale=1.0))"
+                    if folded
+                    else ""
+                ),
                 witness=_witness(each.site, head, factor, wanted),
                 repair=lambda site, batch, w=wanted: rescale(w)(site),
-                severity=_severity(seen, each.site, factor),
+                severity=_severity(seen, each.site, folded),
                 condition=each.condition.name,
             )
 
     return look
 
 
-def _severity(seen: Examination, site: Site, factor: float) -> Severity | None:
-    """A released architecture is trained with the factor it has, so there it is only told; a learned or odd one is a warning."""
+def is_folded(site: Site) -> bool:
+    """Whether queries are smaller than keys by about the scale that is missing, as where the initial weights carry it."""
+    tensors = site.tensors
+    if tensors is None or tensors.query is None or tensors.key is None:
+        return False
+    query, key = (float(t.detach().double().pow(2).mean().sqrt()) for t in (tensors.query, tensors.key))
+    ratio = min(query, key) / max(query, key, 1e-30) * math.sqrt(site.head_dim)
+    return site.head_dim > 3 and 0.67 < ratio < 1.5
+
+
+def _severity(seen: Examination, site: Site, folded: bool) -> Severity | None:
+    """A released architecture is trained with the factor it has, so there it is only told; a doubtful one is a warning."""
     if seen.trial.target.known:
         return "note"
-    if site.scale is not None and not site.scale.exact:
+    if folded or (site.scale is not None and not site.scale.exact):
         return "warning"
     return None
 

@@ -23,6 +23,8 @@ def replay(site: Site) -> float | None:
     if tensors.value.shape[-2] != tensors.logits.shape[-1] or site.deferred:
         return None
     logits = tensors.logits.double()
+    if site.visible is not None and site.visible.shape == logits.shape:
+        logits = logits.masked_fill(~site.visible, float("-inf"))  # a mask multiplied in later and renormalised is as good
     empty = ~(torch.isfinite(logits) & (logits > -1e300)).any(-1)
     reference = aggregate(normalize(logits), tensors.value.double())
     output = tensors.restore(reference).reshape(tensors.output.shape)

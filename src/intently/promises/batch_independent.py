@@ -51,7 +51,7 @@ def try_on(trial: Trial) -> Iterable[Cell]:
             found.append(cells.untried("batch-independent", condition, "real outputs are not finite"))
             continue
         if cells.as_plain(trial, condition):
-            found.append(cells.cell("batch-independent", condition, 0.0, 0.0, broken=False, note="as without the switch"))
+            found.append(cells.like_plain("batch-independent", condition, found))
             continue
         noise = trial.threshold(trial.influence(condition).base)
         worst, note = crossed(trial, condition), ""

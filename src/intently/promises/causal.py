@@ -45,7 +45,7 @@ def try_on(trial: Trial) -> Iterable[Cell]:
         if cells.ill(trial, condition):
             found.append(cells.untried("causal", condition, "real outputs are not finite"))
         elif cells.as_plain(trial, condition):
-            found.append(cells.cell("causal", condition, 0.0, 0.0, broken=False, note="as without the switch"))
+            found.append(cells.like_plain("causal", condition, found))
         elif not cells.has_positions(trial, trial.influence(condition)):
             found.append(cells.untried("causal", condition, "the output has no position axis"))
         else:

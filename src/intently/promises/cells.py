@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -42,6 +45,14 @@ def as_plain(trial: Trial, condition: Condition) -> bool:
         return False
     rows = trial.real_rows(condition, mine.shape[1])
     return bool((difference(mine, theirs)[rows] <= trial.threshold(theirs)).all())
+
+
+def like_plain(promise: str, condition: Condition, found: Sequence[Cell]) -> Cell:
+    """The verdict without the switch, which also holds with it."""
+    plain = next((c for c in found if c.condition == condition.layout.name), None)
+    if plain is None:
+        return untried(promise, condition, "not tried without the switch either")
+    return replace(plain, condition=condition.name, note="as without the switch")
 
 
 def cell(promise: str, condition: Condition, error: float, noise: float, *, broken: bool, note: str = "") -> Cell:

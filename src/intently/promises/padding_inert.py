@@ -75,7 +75,7 @@ def try_on(trial: Trial) -> Iterable[Cell]:
             found.append(cells.untried("padding-inert", condition, "real outputs are not finite"))
             continue
         if cells.as_plain(trial, condition):
-            found.append(cells.cell("padding-inert", condition, 0.0, 0.0, broken=False, note="as without the switch"))
+            found.append(cells.like_plain("padding-inert", condition, found))
             continue
         noise = trial.threshold(trial.influence(condition).base)
         moved = stirred(trial, condition)

@@ -41,7 +41,7 @@ def try_on(trial: Trial) -> Iterable[Cell]:
         if cells.ill(trial, condition):
             found.append(cells.untried("sees-all", condition, "real outputs are not finite"))
         elif cells.as_plain(trial, condition):
-            found.append(cells.cell("sees-all", condition, 0.0, 0.0, broken=False, note="as without the switch"))
+            found.append(cells.like_plain("sees-all", condition, found))
         else:
             missing = unseen(trial, condition)
             count = sum(int(m.sum()) for m in missing.values())

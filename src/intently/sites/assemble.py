@@ -15,7 +15,7 @@ from intently.masks import recognise
 from intently.report import Source
 from intently.sites import measure
 from intently.sites.contraction import Contraction
-from intently.sites.ops import COPIES, MOVES, NORMS, PER_POSITION
+from intently.sites.ops import CONTRACTIONS, COPIES, MOVES, NORMS, PER_POSITION
 from intently.sites.provenance import Follow, Node
 from intently.sites.site import Rows, Scale, Site, Tensors
 
@@ -89,7 +89,9 @@ class Call:
         if merged is None or tokens is None:
             return
         flat = merged.reshape(-1, merged.shape[-1])
-        mixed = bool((flat != flat[:1]).any()) or bool((tokens != tokens[..., :1]).any())
+        ours = tokens >= 0  # other heads of the same layer may stand beside this call's
+        first = torch.where(ours, tokens, tokens.max()).amin(-1, keepdim=True)
+        mixed = bool((flat != flat[:1]).any()) or bool(((tokens != first) & ours).any())
         if mixed and "output" not in self.site.rows.scrambled:
             rows = self.site.rows
             self.site = replace(self.site, rows=replace(rows, scrambled=(*rows.scrambled, "output")))
@@ -375,11 +377,8 @@ class _Lookup:
         self.side = _side(node, start) | self._score_side()
 
     def _score_side(self) -> frozenset[str]:
-        side: frozenset[str] = frozenset()
         stops = [s.node for s in self._pending.scores]
-        if stops:
-            side = _side_between(self._pending.logits_node, stops)
-        return side
+        return _side_between(self._pending.logits_node, stops or [_projected(self._pending.logits_node)])
 
     def from_logits(self, values: Tensor) -> Tensor | None:
         """Something shaped like the softmax's input, laid out like the weights."""
@@ -414,6 +413,13 @@ class _Lookup:
                 return None
             values.append(score.contraction.compute(*[t.detach() for t in score.contraction.operands]).reshape(score.node.shape))
         return self.from_scores(values) if values else None
+
+
+def _projected(node: Node) -> Node:
+    """The projection that logits without a product of queries and keys come from."""
+    while node.inputs and node.name not in PER_POSITION and node.name not in CONTRACTIONS and node.leaf is None:
+        node = node.inputs[0]
+    return node
 
 
 def _side(node: Node, stop: Node) -> frozenset[str]:
@@ -682,7 +688,7 @@ class _Sources:
             f, n, p = path_factor(node)
             factor, normed, learned = factor * f, normed or n, learned or p
         cap, after_learned = _after(self._pending.logits_node, score.node)
-        return factor * score.contraction.factor, normed, learned or after_learned, cap
+        return factor, normed, learned or after_learned, cap
 
 
 def _varies(index: Tensor, axis: int) -> bool:

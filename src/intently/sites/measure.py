@@ -122,7 +122,8 @@ def _median_ratio(ds: Tensor, dl: Tensor) -> float | None:
     wide = ds.abs() > 1e-3 * ds.abs().amax()
     if not wide.any():
         return None
-    return float((dl[wide] / ds[wide]).median())
+    slope = float((dl[wide] / ds[wide]).median())
+    return slope if slope != 0 else None  # a row filled by one number says nothing of the factor
 
 
 def _clean(s: Tensor, l: Tensor, slope: float, *, tolerance: float = 1e-4) -> bool:

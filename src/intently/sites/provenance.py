@@ -102,6 +102,7 @@ class Provenance:
 
 def _number(tensor: Tensor) -> float | None:
     plain = tensor.numel() == 1 and tensor.device.type != "meta" and not tensor.is_complex()
+    plain = plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # inside vmap nothing has one value
     return float(tensor.detach()) if plain else None
 
 
@@ -166,7 +167,8 @@ class Follow:
 
         def stand_in(n: Node) -> Tensor:
             known = self._known.get(n)
-            return known if known is not None else torch.full(n.shape, -1)
+            # `view` wants contiguous memory; what it means is told by the logical order alone.
+            return known.contiguous() if known is not None else torch.full(n.shape, -1)
 
         try:
             result = node.call.replay(stand_in)

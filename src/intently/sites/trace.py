@@ -260,6 +260,9 @@ class Tracer(TorchFunctionMode):
                 return None  # heads mixed by a parameter after the softmax: still weights
             if not made.summed(index):
                 return None
+            columns = {a for i, axes in enumerate(made.labels) if i != index for a in axes} - set(made.labels[index])
+            if name == "sum" and not columns & set(made.output):
+                return None  # a mask multiplied in and summed up, not values
             scored = bool(pending.scores) and not any(s.fixed_side for s in pending.scores)
             if not scored:
                 keys = [made.size(a) for a in made.summed(index)]

@@ -296,7 +296,7 @@ class _EmbeddingWatch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _same(self, tensor: Tensor) -> bool:
-        return tensor.dtype == self.ids.dtype and tensor.numel() == self.ids.numel() and tensor.sort().values.equal(self.ids.sort().values)
+        return tensor.dtype == self.ids.dtype and tensor.numel() == self.ids.numel() and tensor.reshape(-1).sort().values.equal(self.ids.sort().values)
 
 
 def _with_vocabulary(target: Target, stream: Stream, streams: Sequence[Stream]) -> Stream:
