@@ -160,18 +160,19 @@ def as_in(other: Site) -> Repair:
     return repair
 
 
-def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, rows: Rows) -> Repair:
+def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, broken: Site) -> Repair:
     """Attention between tokens: rows taken apart by token first and by head second, and put back together that way.
 
-    `rows` says what is wrong with the call; a batch of one does not show it.
+    `broken` is the call as it was found: what is wrong with it, and its factor. A batch of one shows neither.
     """
+    rows = broken.rows
+    slope = broken.scale.factors[0] / (broken.scale.inside or 1.0) if broken.scale else broken.head_dim**-0.5
 
     def repair(site: Site) -> Replacement | None:
         tensors = site.tensors
         if tensors is None or tensors.query is None or tensors.key is None or tensors.value is None:
             return None
         query, key, value = tensors.query.double(), tensors.key.double(), tensors.value.double()
-        slope = site.scale.factors[0] / (site.scale.inside or 1.0) if site.scale else query.shape[-1] ** -0.5
         if rows.over_batch:
             total = query.shape[0] * query.shape[1]
             positions = length or query.shape[0]
@@ -184,6 +185,7 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, row
         scrambled = rows.scrambled
         parts = [_by_token(t) if n in scrambled else t for n, t in (("query", query), ("key", key), ("value", value))]
         mask = wanted(site)
+        mask = site.visible if mask is None else mask
         output = _attend(parts[0], parts[1], parts[2], slope, mask)
         if "output" in scrambled:
             batch, heads, queries, width = output.shape

@@ -25,7 +25,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
             site=each.site,
             message=_message(each.site),
             witness=_witness(seen, each),
-            repair=lambda site, batch, n=length, r=rows: split_heads(lambda s: seen.wanted(s, batch), n, r)(site),
+            repair=lambda site, batch, n=length, b=each.site: split_heads(lambda s: seen.wanted(s, batch), n, b)(site),
             condition=each.condition.name,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from intently.edits import split_heads
 from intently.mechanism import aggregate, normalize
 from intently.promises import cells
 from intently.promises.base import Promise
@@ -18,6 +19,8 @@ from intently.targets.running import PLAIN
 def replay(site: Site) -> float | None:
     """Largest relative difference between a site's output and the reference from its own logits and values; None if unknown."""
     tensors = site.tensors
+    if tensors is not None and not site.rows.are_tokens:
+        return _between_tokens(site)
     if tensors is None or tensors.logits is None or tensors.value is None or tensors.restore is None:
         return None
     if tensors.value.shape[-2] != tensors.logits.shape[-1] or site.deferred:
@@ -33,6 +36,16 @@ def replay(site: Site) -> float | None:
         return None
     gap = (output - tensors.output.double()).abs()[seen]
     return float(torch.nan_to_num(gap, nan=0.0).amax() / output[seen].abs().nan_to_num().amax().clamp_min(1e-30))
+
+
+def _between_tokens(site: Site) -> float | None:
+    """The same for a call whose rows are no tokens: the reference is attention between tokens, from the same projections."""
+    tensors = site.tensors
+    change = split_heads(lambda _: None, None, site)(site)
+    if tensors is None or change is None or change.output is None or tensors.restore is None:
+        return None
+    reference = tensors.restore(change.output).reshape(tensors.output.shape)
+    return float((reference - tensors.output.double()).abs().amax() / reference.abs().amax().clamp_min(1e-30))
 
 
 def try_on(trial: Trial) -> Iterable[Cell]:

@@ -62,9 +62,7 @@ class Call:
         if change.output is not None:
             assert tensors.restore is not None
             output = tensors.restore(change.output).to(result.dtype).reshape(result.shape)
-            kept = replace(tensors, output=output, scores=change.scores if change.scores is not None else None)
-            if change.weights is not None:
-                kept = replace(kept, weights=change.weights, logits=change.logits)
+            kept = replace(tensors, output=output, scores=None, logits=None)  # they describe the call that was replaced
         else:
             assert change.weights is not None
             weights = change.weights.to(tensors.weights.dtype)

@@ -1,0 +1,378 @@
+"""A transformers model as a target: built tiny, loaded from a folder, or given; its intent read from its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intently.errors import CannotCheck
+from intently.intent import Intent
+from intently.masks import Mask
+from intently.targets import huggingface_build as building
+from intently.targets.discover import dtype_of, lengths_for, signature
+from intently.targets.huggingface_inputs import Pieces, with_streams
+from intently.targets.target import Switch, Target, call
+
+# Without weights a larger architecture is shrunk: random numbers of full size show no more.
+MOST_RANDOM_PARAMETERS = 50_000_000
+# No check tries sequences as long as this, so that a window of this size or more hides nothing.
+SHORTEST_WINDOW = 16
+# Types with a causal head whose tokens see each other by rules of their own, which no mask in words states.
+_OWN_RULES = frozenset({"cpmant"})
+
+
+def tiny(text: str, *, seed: int = 0) -> Target:
+    """A tiny random model of a transformers type, `MODEL_TYPE` or `MODEL_TYPE/ClassName`, ready to check.
+
+    Raises `CannotCheck`, with the reason in one sentence, when it cannot be built.
+
+    >>> target = tiny("llama")
+    >>> target.name, str(target.intent), [s.argument for s in target.streams]
+    ('hf:llama (LlamaForCausalLM)', 'causal', ['input_ids'])
+    """
+    model_type, _, class_name = text.partition("/")
+    _require(f"hf:{text}")
+    try:
+        built = building.build(model_type, class_name or None, seed=seed)
+    except building.CannotBuild as error:
+        raise CannotCheck(str(error)) from error
+    with _quiet(seed):
+        return _target(built.model, built.kind, f"hf:{model_type} ({built.class_name})")
+
+
+def folder(path: str | Path, *, seed: int = 0) -> Target:
+    """The model in a folder with a `config.json`; nothing is downloaded, and no code in the folder is run.
+
+    Without weights beside it the architecture is built with random ones, shrunk when it is large, and a note says so.
+    Raises `CannotCheck` when the folder holds no configuration, an unknown architecture or unreadable weights.
+    """
+    path = Path(path)
+    _require(str(path))
+    said = _configuration(path)
+    with _quiet(seed):
+        config, model_class, kind = _architecture(path, said)
+        try:
+            model, notes = _loaded(path, config, model_class, seed)
+        except (CannotCheck, KeyboardInterrupt):
+            raise
+        except building.CannotBuild as error:
+            raise CannotCheck(str(error)) from error
+        except Exception as error:  # whatever a file in the folder makes of the loader: still one sentence
+            raise CannotCheck(
+                f"the model in {path} cannot be loaded", cause=building._sentence(error), hint="see that its files are whole and belong together"
+            ) from error
+        target = _target(model, kind, f"{path.resolve().name} ({model_class.__name__})")
+    return dataclasses.replace(target, notes=(*notes, *target.notes))
+
+
+def from_model(model: Any) -> Target:
+    """The target of a transformers model (`PreTrainedModel`) that is already there; the model itself is not changed.
+
+    Its intent is read from its configuration. A class outside transformers counts as someone's own: it is held to the
+    usual scale. Raises `CannotCheck` when no inputs are found that it accepts.
+    """
+    config = model.config
+    model_type = str(getattr(config, "model_type", "") or "")
+    with _quiet(0), _evaluating(model):
+        kind = building._kind(model_type, type(model).__name__, config)
+        target = _target(model, kind, type(model).__name__)
+    if type(model).__module__.startswith("transformers."):
+        return target
+    intent = dataclasses.replace(target.intent or Intent(), scale_is_free=False)
+    return dataclasses.replace(target, known=False, intent=intent)
+
+
+def completed(target: Target) -> Target:
+    """A target whose model is a transformers model, with what is known of it filled in beside what it says itself."""
+    known = from_model(target.model)
+    said = {
+        field.name: value
+        for field in dataclasses.fields(Target)
+        if field.name != "notes" and (value := getattr(target, field.name)) != field.default and value not in ((), {})
+    }
+    return dataclasses.replace(known, **said, notes=(*target.notes, *known.notes))
+
+
+def _target(model: Any, kind: str, name: str) -> Target:
+    target = with_streams(Target(model, name=name, known=True))
+    target = dataclasses.replace(target, intent=intent_of(model, kind, target))
+    return dataclasses.replace(target, switches=tuple(_switches(target)))
+
+
+def _require(what: str) -> None:
+    try:
+        importlib.import_module("transformers")
+    except ImportError as error:
+        raise CannotCheck(
+            f"{what} needs the transformers package, which is not installed", hint="pip install 'intently[transformers]'"
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet(seed: int) -> Iterator[None]:
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with building._quiet(seed):
+            yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [m for m in model.modules() if m.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+# -- a folder -------------------------------------------------------------------------------------------------------
+
+
+def _configuration(path: Path) -> Mapping[str, Any]:
+    file = path / "config.json"
+    if not file.is_file():
+        adapter = (path / "adapter_config.json").is_file()
+        cause = "it holds an adapter, not a model" if adapter else ""
+        hint = "merge the adapter into its model and save that" if adapter else "a folder that save_pretrained wrote"
+        raise CannotCheck(f"{path} has no config.json", cause=cause, hint=hint)
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CannotCheck(f"{file} cannot be read", cause=building._sentence(error)) from error
+    if not isinstance(said, dict) or not said.get("model_type"):
+        raise CannotCheck(f"{file} names no model_type, so its architecture is not known")
+    return said
+
+
+def _architecture(path: Path, said: Mapping[str, Any]) -> tuple[Any, Any, str]:
+    """The configuration, the class and the kind of the model in a folder."""
+    from transformers import AutoConfig
+
+    model_type = str(said["model_type"])
+    try:
+        known = model_type in building.model_types()
+        if not known and said.get("auto_map"):
+            raise CannotCheck(
+                f"{path} holds a model of its own code ({model_type}), and code in a folder is not run",
+                hint="build it in Python and name it path/file.py:NAME",
+            )
+        if not known:
+            building._default_config(model_type)  # raises, and names what is near
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        names = [str(n) for n in said.get("architectures") or []]
+        name = names[0] if names else building._main_class(model_type, config)
+        return config, building._class(model_type, name), building._kind(model_type, name, config)
+    except CannotCheck:
+        raise
+    except building.CannotBuild as error:
+        raise CannotCheck(str(error)) from error
+    except Exception as error:
+        raise CannotCheck(f"{path / 'config.json'} cannot be used", cause=building._sentence(error)) from error
+
+
+def _loaded(path: Path, config: Any, model_class: Any, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
+    patterns = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+    if not any(found for pattern in patterns for found in path.glob(pattern)):
+        return _random(path, config, model_class, seed)
+    model, info = model_class.from_pretrained(path, local_files_only=True, trust_remote_code=False, output_loading_info=True)
+    missing = sorted(info.get("missing_keys", ()))
+    notes = ()
+    if missing:
+        notes = (f"{len(missing)} weights of {model_class.__name__} are not in {path} and are random, the first is {missing[0]}",)
+    return model.eval(), notes
+
+
+def _random(path: Path, config: Any, model_class: Any, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
+    with torch.device("meta"):
+        size = sum(p.numel() for p in model_class(config).parameters())
+    if size > MOST_RANDOM_PARAMETERS:
+        built = building._build(str(config.model_type), model_class.__name__, config, seed)
+        return built.model, (f"{path} holds no weights: a random model of this architecture was checked, shrunk from {size / 1e6:.0f}M parameters",)
+    model = model_class(config).float().eval()
+    building.redraw(model, seed)
+    return model, (f"{path} holds no weights: random ones of full size were checked ({size / 1e6:.1f}M parameters)",)
+
+
+# -- intent ---------------------------------------------------------------------------------------------------------
+
+
+def intent_of(model: Any, kind: str, target: Target) -> Intent:
+    """What a released architecture is meant to do, as far as its configuration says; a mask of None is then observed.
+
+    Scales are as published, so that none is demanded.
+    """
+    mask, encoder = _masks(model, kind, target)
+    origin = "read from the configuration" if mask is not None else "observed"
+    return Intent(mask, encoder=encoder, scale_is_free=True, origin=origin)
+
+
+def _masks(model: Any, kind: str, target: Target) -> tuple[Mask | None, Mask | None]:
+    config = _text(model.config)
+    both_ways = (
+        config.get("attn_type") == "bi"
+        or config.get("is_causal") is False
+        or config.get("use_bidirectional_attention") in (True, "all")
+        or config.get("bidirectional") is True
+    )
+    if str(config.get("model_type")) in _OWN_RULES or _narrow(config):
+        return None, None
+    if kind == "encoder-decoder":
+        has_decoder = any(s.argument.startswith("decoder_") for s in target.streams)
+        return (Mask.causal(), Mask.full()) if has_decoder else (None, None)
+    if kind == "causal":
+        masked_too = bool(building._names(building._MASKED[0], str(config.get("model_type"))))
+        turned = config.get("is_decoder") is True or config.get("causal") is True
+        return Mask.full() if both_ways or (masked_too and not turned) else Mask.causal(), None
+    if config.get("is_decoder") is True or config.get("causal") is True:
+        return Mask.causal(), None
+    return Mask.full() if _sees_both_ways(model, kind, config, target) else None, None
+
+
+def _sees_both_ways(model: Any, kind: str, config: Mapping[str, Any], target: Target) -> bool:
+    """Whether an encoder is known to let every position see every other."""
+    if any(isinstance(config.get(n), list | tuple) for n in ("depths", "num_heads", "num_attention_heads", "hidden_sizes")):
+        return False  # stages that see a part of the picture each
+    if config.get("window_size") or config.get("block_sizes"):
+        return False
+    if target.main.kind in ("pixels", "frames", "features"):
+        return not isinstance(target.main, Pieces) or target.main.argument == "input_values"
+    masked = building._names(building._MASKED[0], str(config.get("model_type")))
+    return kind == "masked" or bool(masked) or "Encoder" in type(model).__name__
+
+
+def _text(config: Any) -> dict[str, Any]:
+    """The fields of the configuration of the part that reads tokens; read as stored, since some properties raise."""
+    part = config
+    with contextlib.suppress(Exception):
+        part = config.get_text_config(decoder=True)
+    fields = dict(vars(part))
+    fields["model_type"] = getattr(type(part), "model_type", "") or getattr(config, "model_type", "")
+    return fields
+
+
+def _narrow(config: Mapping[str, Any]) -> bool:
+    """Whether a window, chunk or block is so small that it hides something at the lengths that a check tries."""
+    names = ("sliding_window", "attention_chunk_size", "local_attention", "window_size", "attention_window", "block_size")
+    sizes = [size for name in names for size in _numbers(config.get(name))]
+    return any(0 < size < SHORTEST_WINDOW for size in sizes)
+
+
+def _numbers(value: Any) -> list[int]:
+    values = value if isinstance(value, list | tuple) else [value]
+    return [v for v in values if type(v) is int]
+
+
+# -- switches -------------------------------------------------------------------------------------------------------
+
+
+def _switches(target: Target) -> Iterator[Switch]:
+    """The other attention implementations, the request for weights where it has an effect, and the cache on or off."""
+    model = target.model
+    others = [name for name in ("eager", "sdpa") if name != _implementation(model) and _settable(model, name)]
+    for name in others:
+        yield Switch(name, enter=_set_to(name), backend=True)
+    plain = Switch("as it is")
+    for how in (plain, *(Switch("eager", enter=_set_to("eager")) for name in others if name == "eager")):
+        shown = _run(target, how, {"output_attentions": True})
+        if shown is not None and any(_weights(shown)):
+            name = "output_attentions=True" if how is plain else f"output_attentions=True, {how.name}"
+            yield Switch(name, enter=how.enter, arguments={"output_attentions": True}, looking=True)
+            break
+    default = _text(model.config).get("use_cache")
+    if isinstance(default, bool) and _takes(model, "use_cache"):
+        mine, theirs = (_run(target, plain, {"use_cache": value}) for value in (default, not default))
+        if mine is not None and theirs is not None and _holds_cache(mine) != _holds_cache(theirs):
+            yield Switch(f"use_cache={not default}", arguments={"use_cache": not default}, looking=True)
+
+
+def _implementation(model: Any) -> str:
+    return str(getattr(model.config, "_attn_implementation", "") or "")
+
+
+def _configs(model: Any) -> list[Any]:
+    """Every configuration that a part of the model holds, each once."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        for node in _nested(config) if hasattr(config, "_attn_implementation_internal") else ():
+            found[id(node)] = node
+    return list(found.values())
+
+
+def _nested(config: Any) -> Iterator[Any]:
+    yield config
+    for value in vars(config).values():
+        if hasattr(value, "_attn_implementation_internal"):
+            yield from _nested(value)
+
+
+def _set_to(name: str) -> Callable[[Any], AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def enter(model: Any) -> Iterator[None]:
+        before = [(config, config._attn_implementation_internal) for config in _configs(model)]
+        try:
+            model.set_attn_implementation(name)
+            yield
+        finally:
+            for config, implementation in before:
+                config._attn_implementation_internal = implementation
+
+    return enter
+
+
+def _settable(model: Any, name: str) -> bool:
+    """Whether the model takes this implementation for all its parts, or for some."""
+    before = [config._attn_implementation_internal for config in _configs(model)]
+    try:
+        with _set_to(name)(model):
+            return [config._attn_implementation_internal for config in _configs(model)] != before
+    except Exception:
+        return False
+
+
+def _takes(model: Any, argument: str) -> bool:
+    parameters = signature(model)
+    return argument in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def _run(target: Target, switch: Switch, arguments: Mapping[str, Any]) -> Any:
+    """The output of one call with these arguments besides; None when the model does not take them."""
+    if not all(_takes(target.model, name) for name in arguments):
+        return None
+    batch = target.batch(2, lengths_for(target.streams), dtype=dtype_of(target.model))
+    try:
+        with torch.no_grad(), switch.enter(target.model):
+            return call(target.model, {**batch.arguments, **arguments})
+    except Exception:
+        return None
+
+
+def _weights(output: Any) -> Iterator[Tensor]:
+    """The attention weights in an output."""
+    for name, value in output.items() if isinstance(output, Mapping) else ():
+        if name.endswith("attentions"):
+            values = value if isinstance(value, list | tuple) else (value,)
+            yield from (True for v in values if isinstance(v, Tensor))  # type: ignore[misc]
+
+
+def _holds_cache(output: Any) -> bool:
+    names = ("past_key_values", "cache", "mems", "cache_params", "state")
+    return isinstance(output, Mapping) and any(output.get(name) is not None for name in names)
