@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ Progress = Callable[[str, int, int], None]
 
 # A float64 copy of a model with more parameters than this may not fit beside the model itself.
 MOST_PARAMETERS_IN_DOUBLE = 700_000_000
+SMALL = 5_000_000  # parameters
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -75,9 +77,22 @@ def check(
     whole = target if isinstance(target, Target) else Target(target)
     given = {k: v for k, v in {"intent": intent, "inputs": inputs, "padding": padding}.items() if v is not None}
     whole = replace(whole, **given)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _threads_for(whole.model):
         torch.manual_seed(seed)
         return _Checking(whole.ready(), select, ignore, dtype, seed, progress, started).report()
+
+
+@contextlib.contextmanager
+def _threads_for(model: Any) -> Iterator[None]:
+    """One thread for a small model: its operations are too short to be shared, and waiting threads cost more than they do."""
+    before = torch.get_num_threads()
+    size = sum(p.numel() for p in model.parameters()) if isinstance(model, nn.Module) else 0
+    if size < SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Checking:

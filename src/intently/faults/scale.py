@@ -103,13 +103,14 @@ def _witness(site: Site, head: int, factor: float, wanted: float) -> Witness:
     if tensors is None or tensors.scores is None or tensors.logits is None or site.scale is None:
         return Witness(sentence, None, values)
     inside = site.scale.inside or 1.0
-    raw = tensors.scores[0, head, 0].double() / inside
-    logits = tensors.logits[0, head, 0].double()
+    query = tensors.scores.shape[-2] - 1  # the last query sees most
+    raw = tensors.scores[0, head, query].detach().double() / inside
+    logits = tensors.logits[0, head, query].detach().double()
     keys = [j for j in range(min(5, raw.numel())) if logits[j] > -1e4]
     if not keys:
         return Witness(sentence, None, values)
     table = Table(
-        corner=f"sample 0, head {head}, query 0",
+        corner=f"sample 0, head {head}, query {query}",
         columns=tuple(f"key {j}" for j in keys),
         rows=(
             ("q·k", tuple(round(float(raw[j]), 4) for j in keys)),

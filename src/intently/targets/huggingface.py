@@ -327,11 +327,16 @@ def _nested(config: Any) -> Iterator[Any]:
 def _set_to(name: str) -> Callable[[Any], AbstractContextManager[None]]:
     @contextlib.contextmanager
     def enter(model: Any) -> Iterator[None]:
+        from transformers.utils import logging
+
         before = [(config, config._attn_implementation_internal) for config in _configs(model)]
+        level = logging.get_verbosity()
+        logging.set_verbosity(logging.CRITICAL)
         try:
             model.set_attn_implementation(name)
             yield
         finally:
+            logging.set_verbosity(level)
             for config, implementation in before:
                 config._attn_implementation_internal = implementation
 
@@ -339,11 +344,14 @@ def _set_to(name: str) -> Callable[[Any], AbstractContextManager[None]]:
 
 
 def _settable(model: Any, name: str) -> bool:
-    """Whether the model takes this implementation for all its parts, or for some."""
-    before = [config._attn_implementation_internal for config in _configs(model)]
+    """Whether some part of the model takes this implementation; a part whose class was chosen when it was made does not."""
+    from transformers import PreTrainedModel
+
+    parts = [m for m in model.modules() if isinstance(m, PreTrainedModel) and m._can_set_attn_implementation()]
+    before = [_implementation(part) for part in parts]
     try:
         with _set_to(name)(model):
-            return [config._attn_implementation_internal for config in _configs(model)] != before
+            return [_implementation(part) for part in parts] != before
     except Exception:
         return False
 

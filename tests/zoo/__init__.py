@@ -1,0 +1,13 @@
+"""The zoo: small hand-written models in four styles, each with one planted fault or with none."""
+
+from __future__ import annotations
+
+from tests.zoo import einsum, matmul, multihead, sdpa
+from tests.zoo.case import STYLES, Case, Outcome, judge
+
+CASES: tuple[Case, ...] = (*einsum.CASES, *matmul.CASES, *multihead.CASES, *sdpa.CASES)
+
+# Where a fault cannot exist in a style, and why.
+IMPOSSIBLE: dict[tuple[str, str], str] = {**multihead.IMPOSSIBLE, **sdpa.IMPOSSIBLE}
+
+__all__ = ["CASES", "IMPOSSIBLE", "STYLES", "Case", "Outcome", "judge"]

@@ -1,0 +1,112 @@
+"""A case of the zoo: a small model, what was planted in it and where; and how a check's report is held against that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+import intently
+from intently import Target
+from intently.errors import CannotCheck
+
+STYLES = ("einsum", "matmul", "multihead", "sdpa")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model. `fault` is None for a clean one; `sites` are the paths that hold the planted line."""
+
+    name: str
+    style: str
+    fault: str | None
+    sites: tuple[str, ...]
+    build: Callable[[], Target]
+    twin: str = ""  # the fault that the clean twin is free of
+
+    def __str__(self) -> str:
+        return f"{self.style}-{self.name}"
+
+
+def plant(
+    style: str, fault: str, name: str, *sites: str, build: Callable[..., Target], bad: tuple[Any, ...], good: tuple[Any, ...]
+) -> tuple[Case, Case]:
+    """A planted case and its clean twin: the same builder, given parts with the planted line and parts without it."""
+    return (
+        Case(f"{fault}: {name}", style, fault, sites, partial(build, *bad)),
+        Case(f"no {fault}: {name}", style, None, (), partial(build, *good), twin=fault),
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check said about a case. `errors` holds (fault, site, proof) of each finding that is an error."""
+
+    case: str
+    style: str
+    fault: str | None
+    sites: tuple[str, ...]
+    errors: tuple[tuple[str, str, str], ...]
+    seconds: float
+    raised: str = ""
+
+    @property
+    def named(self) -> bool:
+        """Whether the planted fault, and no other, was found."""
+        return {fault for fault, _, _ in self.errors} == {self.fault}
+
+    @property
+    def located(self) -> bool:
+        """Whether the planted fault was found at the planted sites and nowhere else."""
+        return {site for fault, site, _ in self.errors if fault == self.fault} == set(self.sites)
+
+    @property
+    def proven(self) -> bool:
+        """Whether a repair proved every finding of the planted fault."""
+        proofs = [proof for fault, _, proof in self.errors if fault == self.fault]
+        return bool(proofs) and set(proofs) == {"proven"}
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing is missed, misnamed, mislocated, unproven or falsely alarmed."""
+        if self.raised:
+            return False
+        return not self.errors if self.fault is None else self.named and self.located and self.proven
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong, in words; empty where nothing is."""
+        if self.raised:
+            return f"could not be checked: {self.raised}"
+        if self.right:
+            return ""
+        seen = ", ".join(f"{fault} at {site} ({proof})" for fault, site, proof in self.errors) or "no error"
+        if self.fault is None:
+            return f"false alarm: {seen}"
+        kind = "unproven"
+        if not any(fault == self.fault for fault, _, _ in self.errors):
+            kind = "misnamed" if self.errors else "missed"
+        elif not self.located:
+            kind = "mislocated"
+        elif not self.named:
+            kind = "named twice"
+        return f"{kind}: {self.fault} planted at {', '.join(self.sites)}; found {seen}"
+
+
+def judge(case: Case) -> Outcome:
+    """Check one case, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            report = intently.check(case.build())
+    except CannotCheck as error:
+        return Outcome(str(case), case.style, case.fault, case.sites, (), 0.0, raised=str(error))
+    finally:
+        torch.set_num_threads(threads)
+    errors = tuple((f.fault, f.site, f.proof) for f in report.findings if f.severity == "error")
+    return Outcome(str(case), case.style, case.fault, case.sites, errors, report.seconds)
