@@ -127,7 +127,9 @@ class _Checking:
         plain = Runner(self.target, own if own in (torch.float32, torch.float64) else torch.float32)
         self._must_run(plain)
         if size > MOST_PARAMETERS_IN_DOUBLE:
-            self.notes.append(f"{size / 1e6:.0f}M parameters: checked in {_short(plain.dtype)} against its own noise floor, not in float64")
+            self.notes.append(
+                f"{size / 1e6:.0f}M parameters: checked in {_short(plain.dtype)} against its own noise floor, not in float64"
+            )
             return plain, others
         double = Runner(self.target, torch.float64)
         error = self._fails(double)
@@ -146,7 +148,11 @@ class _Checking:
     def _must_run(self, runner: Runner) -> None:
         error = self._fails(runner)
         if error is not None:
-            raise CannotCheck(f"{self.target.label} raised on the inputs made for it", cause=error, hint="give inputs= an example call")
+            raise CannotCheck(
+                f"{self.target.label} raised on the inputs made for it",
+                cause=error,
+                hint="give inputs= an example call",
+            )
 
     def _fails(self, runner: Runner) -> str | None:
         try:
@@ -259,7 +265,9 @@ class _Checking:
     def _plan(self, conditions: Sequence[Condition]) -> None:
         positions = sum(min(12, s.positions(self.lengths[s.argument])) for s in self.target.streams)
         plain = [c for c in conditions if c.switch.name == PLAIN.name]
-        self.total = len(plain) * (positions + 3) + (len(conditions) - len(plain)) * 2 + len(conditions) * len(self.others)
+        self.total = (
+            len(plain) * (positions + 3) + (len(conditions) - len(plain)) * 2 + len(conditions) * len(self.others)
+        )
 
     def _tick(self) -> None:
         self.done += 1
@@ -276,7 +284,13 @@ class _Checking:
         if not ill:
             return
         other = Trial(
-            self.target, self.trial.intent, deployed, self.trial.conditions, self.lengths, seed=self.seed, progress=self._tick
+            self.target,
+            self.trial.intent,
+            deployed,
+            self.trial.conditions,
+            self.lengths,
+            seed=self.seed,
+            progress=self._tick,
         )
         if any(self._ill(other, c) for c in ill):
             return
@@ -330,7 +344,9 @@ class _Checking:
         length = main.positions(self.lengths[main.argument])
         votes: dict[str, list[Site]] = {}
         for site in sites:
-            ours = site.queries == length and (main.argument in site.origins.get("query", frozenset()) or len(self.target.streams) == 1)
+            ours = site.queries == length and (
+                main.argument in site.origins.get("query", frozenset()) or len(self.target.streams) == 1
+            )
             if site.role == "self" and site.visible is not None and ours and site.rows.are_tokens:
                 kind = recognise(site.visible)
                 if kind.exact and kind.mask is not None:
@@ -349,7 +365,10 @@ class _Checking:
         for promise in PROMISES.values():
             if promise.name in self.trial.intent.waived:
                 reason = self.trial.intent.waived[promise.name]
-                cells += [Cell(promise.name, c.name, "not-applicable", note=f"waived: {reason}") for c in self.trial.conditions]
+                cells += [
+                    Cell(promise.name, c.name, "not-applicable", note=f"waived: {reason}")
+                    for c in self.trial.conditions
+                ]
                 continue
             if not self._asked(promise.name):
                 cells += [Cell(promise.name, c.name, "not-tried", note="not selected") for c in self.trial.conditions]
@@ -408,7 +427,8 @@ class _Checking:
         return [
             s
             for s in found
-            if s.site is None or not any((strong, s.site.key_name) in names and s.fault.name in weak for strong, weak in stronger.items())
+            if s.site is None
+            or not any((strong, s.site.key_name) in names and s.fault.name in weak for strong, weak in stronger.items())
         ]
 
     # -- proof ------------------------------------------------------------------------------------------------------
@@ -451,11 +471,16 @@ class _Checking:
                 return True, what
             without = self._verdict(suspicion.promise, condition, alone)
             if without == "broken":
-                return True, what if len(allies) == 1 else f"{what}, and broken again when all other suspects are repaired but not this one"
+                return True, what if len(
+                    allies
+                ) == 1 else f"{what}, and broken again when all other suspects are repaired but not this one"
             if self._verdict(suspicion.promise, condition, [suspicion]) == "kept":
                 return True, what
             if suspicion.promise == "finite" and self._heals(suspicion, condition, alone):
-                return True, f"repaired, this call's output is finite ({condition.name}); left alone it is not, though only pads suffer from it"
+                return (
+                    True,
+                    f"repaired, this call's output is finite ({condition.name}); left alone it is not, though only pads suffer from it",
+                )
             return False, "the promise is kept with or without this repair: other repairs are enough"
         if alone and self._verdict(suspicion.promise, condition, [suspicion]) == "kept":
             return True, what
@@ -466,8 +491,14 @@ class _Checking:
 
         def finite(suspicions: Sequence[Suspicion]) -> bool:
             sites = self.trial.repaired(self._edits(suspicions), [condition]).sites(condition)
-            mine = [s for s in sites if suspicion.site is not None and s.key_name == suspicion.site.key_name and s.tensors is not None]
-            return bool(mine) and all(bool(torch.isfinite(s.tensors.output).all()) for s in mine if s.tensors is not None)
+            mine = [
+                s
+                for s in sites
+                if suspicion.site is not None and s.key_name == suspicion.site.key_name and s.tensors is not None
+            ]
+            return bool(mine) and all(
+                bool(torch.isfinite(s.tensors.output).all()) for s in mine if s.tensors is not None
+            )
 
         return finite([*others, suspicion]) and not finite(others)
 
@@ -494,7 +525,13 @@ class _Checking:
         stage = suspicion.fault.stage
         source = None
         if site is not None:
-            line = {"scale": "scale", "mask": "mask", "normalize": "normalize", "project": "score", "aggregate": "aggregate"}.get(stage, "normalize")
+            line = {
+                "scale": "scale",
+                "mask": "mask",
+                "normalize": "normalize",
+                "project": "score",
+                "aggregate": "aggregate",
+            }.get(stage, "normalize")
             line = "dropout" if suspicion.fault.name == "dropout-in-eval" else line
             source = site.line(line)
         return Finding(

@@ -178,7 +178,9 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, bro
             positions = length or query.shape[0]
             if total % positions:
                 return None
-            turned = [t.reshape(positions, total // positions, *t.shape[-2:]).permute(2, 1, 0, 3) for t in (query, key, value)]
+            turned = [
+                t.reshape(positions, total // positions, *t.shape[-2:]).permute(2, 1, 0, 3) for t in (query, key, value)
+            ]
             output = _attend(turned[0], turned[1], turned[2], slope, None)
             output = output.permute(2, 1, 0, 3).reshape(*query.shape[:-1], value.shape[-1])
             return Replacement(output=output, rows=Rows())

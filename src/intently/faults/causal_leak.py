@@ -23,7 +23,9 @@ def later(look: Look) -> torch.Tensor:
 
 def look(seen: Examination) -> Iterator[Suspicion]:
     for each in seen.looks():
-        if not each.comparable or not (seen.breaks("causal", each.condition) or seen.unjudged("causal", each.condition)):
+        if not each.comparable or not (
+            seen.breaks("causal", each.condition) or seen.unjudged("causal", each.condition)
+        ):
             continue
         pairs = later(each)
         if not pairs.any() or inverted_order(each) or weakly_masked(each, pairs):

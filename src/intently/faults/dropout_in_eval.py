@@ -23,7 +23,9 @@ def look(seen: Examination) -> Iterator[Suspicion]:
             site=site,
             message=f"weights are dropped with probability {site.dropout:g} though the model is in eval mode",
             witness=Witness(
-                f"two calls on the same input differ by {moved:.3g}", None, {"dropout": site.dropout, "difference": moved}
+                f"two calls on the same input differ by {moved:.3g}",
+                None,
+                {"dropout": site.dropout, "difference": moved},
             ),
             repair=lambda s, batch: drop_nothing()(s),
             condition=each.condition.name,
@@ -59,6 +61,9 @@ def attention(q, k, v, training=False):
 def build():
     return Target(attention, Intent(Mask.full()))
 """,
-    sources=("huggingface/pytorch-image-models#1978", "PyTorch documentation of F.scaled_dot_product_attention, dropout_p"),
+    sources=(
+        "huggingface/pytorch-image-models#1978",
+        "PyTorch documentation of F.scaled_dot_product_attention, dropout_p",
+    ),
     look=look,
 )

@@ -189,7 +189,9 @@ class Examination:
 
     def unjudged(self, promise: str, condition: Condition) -> bool:
         """Whether a promise could not be tried under a condition."""
-        return any(c.promise == promise and c.condition == condition.name and c.verdict == "not-tried" for c in self.cells)
+        return any(
+            c.promise == promise and c.condition == condition.name and c.verdict == "not-tried" for c in self.cells
+        )
 
     def cell(self, promise: str, condition: Condition) -> Cell | None:
         return next((c for c in self.cells if c.promise == promise and c.condition == condition.name), None)

@@ -31,7 +31,11 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 
 
 def _promise(seen: Examination, condition, *, over_batch: bool) -> str:  # noqa: ANN001
-    order = ("batch-independent", "causal", "padding-inert", "sees-all") if over_batch else ("causal", "padding-inert", "sees-all")
+    order = (
+        ("batch-independent", "causal", "padding-inert", "sees-all")
+        if over_batch
+        else ("causal", "padding-inert", "sees-all")
+    )
     return next((p for p in order if seen.breaks(p, condition)), "backends-agree")
 
 

@@ -17,7 +17,13 @@ from intently.mechanism import normalize
 def after_softmax(look: Look) -> Tensor | None:
     """bool `[batch, heads, query, key]`: weights set to 0 after a softmax that gave them a share, rows left short of 1."""
     site = look.site
-    if site.tensors is None or site.tensors.logits is None or site.dropout > 0 or site.normalized_over == "keys" or site.sink:
+    if (
+        site.tensors is None
+        or site.tensors.logits is None
+        or site.dropout > 0
+        or site.normalized_over == "keys"
+        or site.sink
+    ):
         return None
     made = normalize(site.tensors.logits.double())
     if made.shape != site.tensors.weights.shape:
@@ -70,7 +76,9 @@ def _ineffective(seen: Examination, each: Look) -> Iterator[tuple[str, Tensor, s
     assert each.structure is not None and each.site.visible is not None
     condition = each.condition
     late = after_softmax(each)
-    padded = bool(condition.layout.padded) and (seen.breaks("padding-inert", condition) or seen.unjudged("padding-inert", condition))
+    padded = bool(condition.layout.padded) and (
+        seen.breaks("padding-inert", condition) or seen.unjudged("padding-inert", condition)
+    )
     ordered = seen.breaks("causal", condition) or seen.unjudged("causal", condition)
     if late is not None and (padded or ordered or seen.breaks("normalized", condition)):
         promise = "padding-inert" if padded and each.mask_arrives else "causal" if ordered else "normalized"
@@ -119,6 +127,9 @@ def attention(q, k, v, attention_mask=None):
 def build():
     return Target(attention, Intent(Mask.full()), padding="attention_mask:keep")
 """,
-    sources=("huggingface/pytorch-image-models#2236", "PyTorch documentation of F.scaled_dot_product_attention, attn_mask"),
+    sources=(
+        "huggingface/pytorch-image-models#2236",
+        "PyTorch documentation of F.scaled_dot_product_attention, attn_mask",
+    ),
     look=look,
 )

@@ -68,7 +68,11 @@ def look(seen: Examination) -> Iterator[Suspicion]:
             continue
         shown = "key {key} is meant to be hidden" if pairs is each.extra else "key {key} is meant to be seen"
         promise = "causal" if order else "padding-inert" if seen.breaks("padding-inert", each.condition) else "sees-all"
-        if promise == "sees-all" and not seen.breaks("sees-all", each.condition) and seen.breaks("finite", each.condition):
+        if (
+            promise == "sees-all"
+            and not seen.breaks("sees-all", each.condition)
+            and seen.breaks("finite", each.condition)
+        ):
             promise = "finite"
         which = "the order of the keys" if order else "the key mask"
         yield Suspicion(

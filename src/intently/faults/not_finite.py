@@ -23,7 +23,11 @@ def look(seen: Examination) -> Iterator[Suspicion]:
         # A call behind the first is hidden by the NaN it is given: mend the first, run again, look on.
         for _ in range(_MOST):
             trial = seen.trial.repaired(mended, [condition]) if mended else seen.trial
-            found = [e for e in Examination(trial, seen.cells).looks([condition]) if _makes_nan(e) and e.site.key_name not in mended]
+            found = [
+                e
+                for e in Examination(trial, seen.cells).looks([condition])
+                if _makes_nan(e) and e.site.key_name not in mended
+            ]
             for each in found:
                 mended[each.site.key_name] = _repair
                 yield Suspicion(
@@ -67,7 +71,9 @@ def _blind(look: Look) -> torch.Tensor:
 def _message(look: Look) -> str:
     blind = int(_blind(look).any(1).sum())
     if blind:
-        return f"{blind} rows see no key at all; their softmax is 0/0, and the NaN reaches real tokens at the next layer"
+        return (
+            f"{blind} rows see no key at all; their softmax is 0/0, and the NaN reaches real tokens at the next layer"
+        )
     return "finite queries, keys and values give an output that is not finite"
 
 
@@ -76,7 +82,9 @@ def _witness(look: Look) -> Witness:
     if blind.any():
         sample, head, query = (int(i) for i in blind.nonzero()[0])
         return Witness(
-            f"sample {sample}, query {query}: every key is hidden, so the row is NaN", None, {"sample": sample, "query": query, "head": head}
+            f"sample {sample}, query {query}: every key is hidden, so the row is NaN",
+            None,
+            {"sample": sample, "query": query, "head": head},
         )
     return Witness("the call's output holds NaN or infinity")
 

@@ -24,7 +24,11 @@ def look(seen: Examination) -> Iterator[Suspicion]:
         moved = cell.error if cell is not None and cell.error is not None else 0.0
         witness = Witness(f"with {condition.switch.name} an output moves by {moved:.3g}", None, {"difference": moved})
         before = {s.key_name: s for s in seen.trial.sites(plain)}
-        changed = [(s, before[s.key_name]) for s in seen.trial.sites(condition) if s.key_name in before and differs(s, before[s.key_name])]
+        changed = [
+            (s, before[s.key_name])
+            for s in seen.trial.sites(condition)
+            if s.key_name in before and differs(s, before[s.key_name])
+        ]
         for site, other in changed:
             yield Suspicion(
                 fault=FAULT,

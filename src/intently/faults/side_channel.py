@@ -71,7 +71,9 @@ def look(seen: Examination) -> Iterator[Suspicion]:
                     proven_by=f"with the output of {' and '.join(c.path for c in channels)} held where it should not move, the promise is kept"
                     if cured
                     else "",
-                    unprovable="" if cured else "holding its output was not enough: the information takes another way as well",
+                    unprovable=""
+                    if cured
+                    else "holding its output was not enough: the information takes another way as well",
                 )
             if not channels:
                 yield Suspicion(
@@ -272,7 +274,9 @@ def _over(guarded: Tensor, tensor: Tensor) -> Tensor | None:
     return None
 
 
-def _first_channel(first: Recording, second: Recording, guarded: Tensor, names: dict[int, str], held: set[int]) -> Channel | None:
+def _first_channel(
+    first: Recording, second: Recording, guarded: Tensor, names: dict[int, str], held: set[int]
+) -> Channel | None:
     """The smallest module with clean inputs and a moved output; of several, the one that ends first."""
     if [m for m, _, _ in first.calls] != [m for m, _, _ in second.calls]:
         return None

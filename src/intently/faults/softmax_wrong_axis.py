@@ -16,7 +16,11 @@ from intently.report import Table, Witness
 def look(seen: Examination) -> Iterator[Suspicion]:
     for each in seen.looks():
         site = each.site
-        if site.normalized_over in ("keys", "nothing") or not seen.breaks("normalized", each.condition) or deviation(site) <= 1e-3:
+        if (
+            site.normalized_over in ("keys", "nothing")
+            or not seen.breaks("normalized", each.condition)
+            or deviation(site) <= 1e-3
+        ):
             continue
         yield Suspicion(
             fault=FAULT,
@@ -44,7 +48,8 @@ def _witness(each) -> Witness:  # noqa: ANN001
     weights = tensors.weights[0, 0][:4, :6].double()
     columns = (*(f"key {j}" for j in range(weights.shape[1])), "sum")
     rows = tuple(
-        (f"query {i}", (*(round(float(w), 4) for w in row), round(float(sums[0, 0, i]), 4))) for i, row in enumerate(weights)
+        (f"query {i}", (*(round(float(w), 4) for w in row), round(float(sums[0, 0, i]), 4)))
+        for i, row in enumerate(weights)
     )
     marked = tuple((i, len(columns) - 1) for i in range(len(rows)))
     return Witness(sentence, Table("sample 0, head 0", columns, rows, marked))

@@ -27,7 +27,9 @@ def replay(site: Site) -> float | None:
         return None
     logits = tensors.logits.double()
     if site.visible is not None and site.visible.shape == logits.shape:
-        logits = logits.masked_fill(~site.visible, float("-inf"))  # a mask multiplied in later and renormalised is as good
+        logits = logits.masked_fill(
+            ~site.visible, float("-inf")
+        )  # a mask multiplied in later and renormalised is as good
     empty = ~(torch.isfinite(logits) & (logits > -1e300)).any(-1)
     reference = aggregate(normalize(logits), tensors.value.double())
     output = tensors.restore(reference).reshape(tensors.output.shape)
@@ -55,7 +57,11 @@ def try_on(trial: Trial) -> Iterable[Cell]:
         if switch.backend:
             mine, theirs = trial.output(condition), trial.output(Condition(PLAIN, condition.layout))
             if mine.shape != theirs.shape:
-                found.append(cells.untried("backends-agree", condition, f"output is {list(mine.shape)}, else {list(theirs.shape)}"))
+                found.append(
+                    cells.untried(
+                        "backends-agree", condition, f"output is {list(mine.shape)}, else {list(theirs.shape)}"
+                    )
+                )
                 continue
             rows = trial.real_rows(condition, mine.shape[1])
             gap = difference(mine, theirs)[rows]
@@ -69,7 +75,9 @@ def try_on(trial: Trial) -> Iterable[Cell]:
                 eps = float(torch.finfo(trial.runner.dtype).eps)
                 noise = max(1e4 * eps, 1e-6 if trial.runner.dtype == torch.float64 else 1e-4)
                 note = f"{len(gaps)} sites replayed in float64"
-                found.append(cells.cell("backends-agree", condition, max(gaps), noise, broken=max(gaps) > noise, note=note))
+                found.append(
+                    cells.cell("backends-agree", condition, max(gaps), noise, broken=max(gaps) > noise, note=note)
+                )
     return found
 
 

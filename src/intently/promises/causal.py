@@ -39,7 +39,9 @@ def try_on(trial: Trial) -> Iterable[Cell]:
     main = trial.target.main
     count = main.positions(trial.lengths[main.argument])
     if not forbidden(trial, count).any():
-        return cells.inapplicable("causal", trial, f"the intent ({trial.intent}) lets every output depend on later inputs")
+        return cells.inapplicable(
+            "causal", trial, f"the intent ({trial.intent}) lets every output depend on later inputs"
+        )
     found = []
     for condition in trial.conditions:
         if cells.ill(trial, condition):

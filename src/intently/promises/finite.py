@@ -44,7 +44,14 @@ def _in_precision(trial: Trial, name: str, runner: Runner) -> Cell:
             continue
         count = int(bad_rows(trial, condition, output).sum())
         if count:
-            return Cell("finite", name, "broken", float(count), 0.0, f"{count} real outputs are not finite under {condition.name}")
+            return Cell(
+                "finite",
+                name,
+                "broken",
+                float(count),
+                0.0,
+                f"{count} real outputs are not finite under {condition.name}",
+            )
     return Cell("finite", name, "not-tried" if raised else "kept", None if raised else 0.0, 0.0, raised)
 
 

@@ -29,7 +29,12 @@ def deviation(site: Site) -> float:
 
 def has_sink(site: Site) -> bool:
     """A sink takes part of every row's weight: no sum is above 1, and none of another axis is 1."""
-    return site.sink and site.row_sum is not None and bool((site.row_sum < 1 + 1e-6).all()) and site.normalized_over == "nothing"
+    return (
+        site.sink
+        and site.row_sum is not None
+        and bool((site.row_sum < 1 + 1e-6).all())
+        and site.normalized_over == "nothing"
+    )
 
 
 def try_on(trial: Trial) -> Iterable[Cell]:

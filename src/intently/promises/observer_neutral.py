@@ -20,7 +20,13 @@ def try_on(trial: Trial) -> Iterable[Cell]:
             theirs = trial.output(Condition(PLAIN, condition.layout))
             mine = trial.output(condition)
             if mine.shape != theirs.shape:
-                found.append(cells.untried("observer-neutral", condition, f"the output's shape is {list(mine.shape)}, else {list(theirs.shape)}"))
+                found.append(
+                    cells.untried(
+                        "observer-neutral",
+                        condition,
+                        f"the output's shape is {list(mine.shape)}, else {list(theirs.shape)}",
+                    )
+                )
                 continue
             rows = trial.real_rows(condition, mine.shape[1])
             worst = float(difference(mine, theirs)[rows].amax())
@@ -31,7 +37,9 @@ def try_on(trial: Trial) -> Iterable[Cell]:
             worst = float(difference(plain, traced).amax())
             same = torch.equal(torch.nan_to_num(plain), torch.nan_to_num(traced))
             note = "tracing changes no bit" if same else "tracing changed the output"
-            found.append(cells.cell("observer-neutral", condition, worst, 0.0, broken=worst > trial.threshold(plain), note=note))
+            found.append(
+                cells.cell("observer-neutral", condition, worst, 0.0, broken=worst > trial.threshold(plain), note=note)
+            )
     return found
 
 

@@ -91,7 +91,12 @@ def try_on(trial: Trial) -> Iterable[Cell]:
 
 
 def _repeats(trial: Trial, condition: Condition) -> bool:
-    return bool((difference(trial.output(condition), trial.output(condition, seed=1)) <= trial.threshold(trial.output(condition))).all())
+    return bool(
+        (
+            difference(trial.output(condition), trial.output(condition, seed=1))
+            <= trial.threshold(trial.output(condition))
+        ).all()
+    )
 
 
 PROMISE = Promise(

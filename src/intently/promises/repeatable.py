@@ -27,6 +27,8 @@ PROMISE = Promise(
     statement="Two eval calls are equal under different random seeds.",
     applies_to="all, in eval",
     how="The same inputs are run under two seeds.",
-    sources=("pytorch/pytorch documentation of F.scaled_dot_product_attention: dropout_p is applied whatever the mode",),
+    sources=(
+        "pytorch/pytorch documentation of F.scaled_dot_product_attention: dropout_p is applied whatever the mode",
+    ),
     try_on=try_on,
 )

@@ -32,7 +32,9 @@ def off(trial: Trial, site: Site) -> dict[int, float]:
     if not site.scale.exact and not all(math.isfinite(f) for f in site.scale.factors):
         return {}
     tolerance = 2e-2 if site.scale.exact else 0.1
-    return {h: f for h, f in enumerate(site.scale.factors) if math.isfinite(f) and abs(f - wanted) > tolerance * abs(wanted)}
+    return {
+        h: f for h, f in enumerate(site.scale.factors) if math.isfinite(f) and abs(f - wanted) > tolerance * abs(wanted)
+    }
 
 
 def try_on(trial: Trial) -> Iterable[Cell]:
@@ -47,7 +49,11 @@ def try_on(trial: Trial) -> Iterable[Cell]:
         if not judged:
             found.append(Cell("scaled", condition.name, "not-applicable", note="no factor is stated for any site"))
             continue
-        wrong = [max(abs(f / (intended(trial, s) or 1) - 1) for f in heads.values()) for s in judged if (heads := off(trial, s))]
+        wrong = [
+            max(abs(f / (intended(trial, s) or 1) - 1) for f in heads.values())
+            for s in judged
+            if (heads := off(trial, s))
+        ]
         note = f"{len(wrong)} of {len(judged)} sites" if wrong else ""
         found.append(cells.cell("scaled", condition, max(wrong, default=0.0), 2e-2, broken=bool(wrong), note=note))
     return found

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from intently._verbs import callable_module
-from intently.sites.assemble import Replacement
+from intently.sites.call import Replacement
 from intently.sites.site import Rows, Scale, Site, Tensors
-from intently.sites.trace import Edit, Settings, Sizes, Tracer, tracing
+from intently.sites.trace import Edit, Settings, Tracer, tracing
+from intently.sites.trace_types import Sizes
 
 __all__ = ["Edit", "Replacement", "Rows", "Scale", "Settings", "Site", "Sizes", "Tensors", "Tracer", "find", "tracing"]
 

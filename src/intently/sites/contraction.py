@@ -31,7 +31,9 @@ class Contraction:
 
     def size(self, label: str) -> int:
         """The length of an axis (an operand may hold it as 1 and be broadcast)."""
-        sizes = [t.shape[axes.index(label)] for t, axes in zip(self.operands, self.labels, strict=True) if label in axes]
+        sizes = [
+            t.shape[axes.index(label)] for t, axes in zip(self.operands, self.labels, strict=True) if label in axes
+        ]
         return max(sizes) if sizes else 1
 
     def only_in(self, index: int) -> Labels:
@@ -44,7 +46,9 @@ class Contraction:
         return tuple(a for a in self.labels[index] if a not in self.output)
 
 
-def read(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], factors: Callable[[Tensor], Any]) -> Contraction | None:
+def read(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], factors: Callable[[Tensor], Any]
+) -> Contraction | None:
     """The contraction that a call makes, or None when it is none (or has a form without an einsum)."""
     if name in {"matmul", "bmm", "mm"}:
         left, right = _pick(args, kwargs, ("input", "self", "mat1"), ("other", "mat2", "tensor2"))
@@ -98,7 +102,10 @@ def _einsum(args: tuple[Any, ...]) -> Contraction | None:
         return None
     used = set(equation)
     spare = [c for c in string.ascii_letters if c not in used]
-    widest = max((t.dim() - len(term.replace("...", "")) for t, term in zip(operands, terms, strict=True) if "..." in term), default=0)
+    widest = max(
+        (t.dim() - len(term.replace("...", "")) for t, term in zip(operands, terms, strict=True) if "..." in term),
+        default=0,
+    )
     dots = "".join(spare[:widest])
     labels = []
     for tensor, term in zip(operands, terms, strict=True):
@@ -130,7 +137,9 @@ def _tensordot(left: Any, right: Any, dims: Any) -> Contraction | None:
     return Contraction((left, right), (tuple(left_labels), tuple(right_labels)), output)
 
 
-def _product_and_sum(args: tuple[Any, ...], kwargs: dict[str, Any], factors: Callable[[Tensor], Any]) -> Contraction | None:
+def _product_and_sum(
+    args: tuple[Any, ...], kwargs: dict[str, Any], factors: Callable[[Tensor], Any]
+) -> Contraction | None:
     """`(a * b).sum(dim)` with broadcasting: the long way to write a matmul."""
     if not args or not isinstance(args[0], Tensor):
         return None

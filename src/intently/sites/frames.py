@@ -47,7 +47,13 @@ def locate(names: Names) -> tuple[str, Source | None]:
         if path is None and not ours and code.co_argcount:
             path = names.path(frame.f_locals.get(code.co_varnames[0]))
             # A library's dispatcher (in site-packages, another file than the module's) says less than the module's line.
-            if path is not None and theirs and source is not None and source.file != file and "site-packages" in source.file:
+            if (
+                path is not None
+                and theirs
+                and source is not None
+                and source.file != file
+                and "site-packages" in source.file
+            ):
                 source = Source(file, frame.f_lineno)
         frame = frame.f_back
     return path or "(root)", source

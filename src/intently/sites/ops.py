@@ -32,7 +32,9 @@ REDUCTIONS = frozenset(
 )
 
 # Calls that turn logits into weights, by any spelling.
-EXPONENTIALS = frozenset("softmax _softmax exp exp2 exp_ softmin sigmoid sigmoid_ _safe_softmax _masked_softmax".split())
+EXPONENTIALS = frozenset(
+    "softmax _softmax exp exp2 exp_ softmin sigmoid sigmoid_ _safe_softmax _masked_softmax".split()
+)
 
 # Calls whose result depends on the seed.
 RANDOM_DROPS = frozenset("dropout dropout_ feature_dropout alpha_dropout native_dropout bernoulli bernoulli_".split())

@@ -13,51 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from intently.report import Source
 from intently.sites import contraction, ops
-from intently.sites.assemble import Call as AttentionCall
-from intently.sites.assemble import assemble, assemble_flex, assemble_fused
+from intently.sites.assemble import assemble
+from intently.sites.call import Call as AttentionCall
 from intently.sites.contraction import Contraction
 from intently.sites.frames import Names, locate, parameters_of
+from intently.sites.fused import assemble_flex, assemble_fused
 from intently.sites.provenance import Call, Node, Provenance, is_weight, tensors_in
 from intently.sites.site import Site
-
-
-@dataclass
-class Score:
-    """A product of queries and keys that may become attention."""
-
-    contraction: Contraction
-    node: Node
-    operands: tuple[Node, ...]
-    source: Source | None
-    fixed_side: bool  # one operand is a parameter: a learned query or a projection
-
-
-@dataclass
-class Pending:
-    """A softmax (by any spelling) of something that depends on the input, waiting for its values."""
-
-    scores: tuple[Score, ...]
-    logits: Tensor
-    logits_node: Node
-    node: Node
-    how: str
-    dim: int | None
-    source: Source | None
-    dropout: float = 0.0
-    dropout_source: Source | None = None
-
+from intently.sites.trace_types import Pending, Score, Sizes
 
 Edit = Callable[[Site], Any]
-
-
-@dataclass
-class Sizes:
-    """What is known of the batch: how many samples, and the lengths of its streams."""
-
-    batch: int | None = None
-    lengths: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -133,7 +99,14 @@ class Tracer(TorchFunctionMode):
         return value
 
     def _record(
-        self, name: str, func: Any, args: Any, kwargs: Any, result: Tensor, before: Node | None, index: int | None = None
+        self,
+        name: str,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        result: Tensor,
+        before: Node | None,
+        index: int | None = None,
     ) -> None:
         if before is None and any(result is t for t in args if isinstance(t, Tensor)):
             return  # nothing was made: `contiguous` and `to` may return their argument
@@ -141,7 +114,11 @@ class Tracer(TorchFunctionMode):
         if before is not None and before not in node.inputs:
             node.inputs = (before, *node.inputs)
         facts = node.facts
-        made = contraction.read(name, args, kwargs, self._factors) if name in ops.CONTRACTIONS or name in ("sum", "rmatmul") else None
+        made = (
+            contraction.read(name, args, kwargs, self._factors)
+            if name in ops.CONTRACTIONS or name in ("sum", "rmatmul")
+            else None
+        )
         if made is not None:
             self._score(made, name, args, kwargs, node)
         elif name in ops.EXPONENTIALS:
@@ -183,7 +160,9 @@ class Tracer(TorchFunctionMode):
                     elif fact == "score":
                         node.facts["score"] = _preferred([i.facts.get("score", ()) for i in node.inputs])
                     elif fact == "weights" and name in ops.MOVES and len(node.inputs) > 1:
-                        node.facts["weights"] = _joined([i.facts["weights"] for i in node.inputs if "weights" in i.facts])
+                        node.facts["weights"] = _joined(
+                            [i.facts["weights"] for i in node.inputs if "weights" in i.facts]
+                        )
                     else:
                         node.facts[fact] = facts[fact]
             if "product" in facts and (name in ops.MOVES or name in ops.COPIES or name == "div" or name == "alias"):
@@ -332,7 +311,13 @@ class Tracer(TorchFunctionMode):
         key = self._key(path)
         nodes = {k: self.known.of(v) for k, v in named.items() if isinstance(v, Tensor)}
         call = assemble_fused(
-            named, nodes, result, self.settings.sizes, keep=self.settings.keep or key in self.settings.edits, path=path, source=source
+            named,
+            nodes,
+            result,
+            self.settings.sizes,
+            keep=self.settings.keep or key in self.settings.edits,
+            path=path,
+            source=source,
         )
         result = self._finish(call, key, result)
         node.facts["product"] = call
@@ -384,7 +369,13 @@ def _joined(pendings: Sequence[Any]) -> Any:
     if all(p is first for p in pendings):
         return first
     return Pending(
-        tuple(s for p in pendings for s in p.scores), first.logits, first.logits_node, first.node, "joined", first.dim, first.source
+        tuple(s for p in pendings for s in p.scores),
+        first.logits,
+        first.logits_node,
+        first.node,
+        "joined",
+        first.dim,
+        first.source,
     )
 
 

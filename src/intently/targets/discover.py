@@ -19,8 +19,12 @@ from intently.targets.switches import switches_of
 from intently.targets.target import Target, call
 
 # What an argument of this name means by a true entry. A name that says neither is tried both ways.
-_KEEP = re.compile(r"^(encoder_|decoder_|src_|tgt_|source_|target_|input_|context_|memory_)?(attention_mask|attn_mask|valid_mask|keep_mask|input_mask|valid|keep)$")
-_HIDE = re.compile(r"^(src_|tgt_|memory_|source_|target_|encoder_|decoder_)?(key_padding_mask|padding_mask|pad_mask|is_pad|is_padding)$")
+_KEEP = re.compile(
+    r"^(encoder_|decoder_|src_|tgt_|source_|target_|input_|context_|memory_)?(attention_mask|attn_mask|valid_mask|keep_mask|input_mask|valid|keep)$"
+)
+_HIDE = re.compile(
+    r"^(src_|tgt_|memory_|source_|target_|encoder_|decoder_)?(key_padding_mask|padding_mask|pad_mask|is_pad|is_padding)$"
+)
 _LENGTHS = re.compile(r"^(src_|tgt_|input_|seq_|sequence_|x_)?(lengths|lens|seq_len|seq_lens|seqlens|lengths?)$")
 _MASKLIKE = re.compile(r"mask|^valid|^pad|padding")
 _TARGET_SIDE = re.compile(r"^(tgt|target|decoder|dec)_|^(tgt|target|decoder|dec|y|trg)$")
@@ -53,7 +57,11 @@ def _refuse_unusable(model: nn.Module) -> None:
             f"the model's {len(meta)} parameters are on the meta device and hold no numbers ({meta[0]}, …)",
             hint="give it weights first: model.to_empty(device='cpu') and then its initialisation",
         )
-    broken = [n for n, t in tensors if t.is_floating_point() and not bool(torch.isfinite(t).all()) and not bool(torch.isinf(t).all())]
+    broken = [
+        n
+        for n, t in tensors
+        if t.is_floating_point() and not bool(torch.isfinite(t).all()) and not bool(torch.isinf(t).all())
+    ]
     broken = [n for n in broken if bool(torch.isnan(dict(tensors)[n]).any())]
     if broken:
         raise CannotCheck(
@@ -126,14 +134,28 @@ def _by_trying(target: Target) -> Target:
 
 def _more_telling(first: Exception | None, new: Exception) -> Exception:
     """An error of the model's own making says more than a shape that does not fit."""
-    mismatched = ("mat1 and mat2", "expected", "normalized_shape", "must match", "embedding", "index", "not implemented for", "dtype", "same dtype")
+    mismatched = (
+        "mat1 and mat2",
+        "expected",
+        "normalized_shape",
+        "must match",
+        "embedding",
+        "index",
+        "not implemented for",
+        "dtype",
+        "same dtype",
+    )
     if first is None or (any(m in str(first) for m in mismatched) and not any(m in str(new) for m in mismatched)):
         return new
     return first
 
 
 def _cannot_feed(target: Target, names: Sequence[str], error: Exception | None) -> CannotCheck:
-    said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".strip(": ") if error else "nothing fitted"
+    said = (
+        f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".strip(": ")
+        if error
+        else "nothing fitted"
+    )
     return CannotCheck(
         f"{target.label} raised on every input tried for {', '.join(names)}",
         cause=said[:300],
@@ -210,7 +232,16 @@ def _widths_in(model: Any) -> list[int]:
 def _lengths_in(model: Any) -> list[int]:
     """Lengths that may be fixed by a parameter or buffer (a learned position table, a stored triangle)."""
     lengths: list[int] = []
-    for attribute in ("max_len", "seq_len", "block_size", "max_length", "n_ctx", "context_length", "num_tokens", "length"):
+    for attribute in (
+        "max_len",
+        "seq_len",
+        "block_size",
+        "max_length",
+        "n_ctx",
+        "context_length",
+        "num_tokens",
+        "length",
+    ):
         for module in model.modules() if isinstance(model, nn.Module) else []:
             value = getattr(module, attribute, None)
             if isinstance(value, int) and not isinstance(value, bool) and 1 < value <= 512:
@@ -227,16 +258,29 @@ def _pictures(model: Any, name: str) -> Iterator[Stream]:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             patch = module.stride[0] if module.stride[0] > 1 else 1
-            sides = [getattr(m, a) for m in model.modules() for a in ("image_size", "img_size") if isinstance(getattr(m, a, None), int)]
+            sides = [
+                getattr(m, a)
+                for m in model.modules()
+                for a in ("image_size", "img_size")
+                if isinstance(getattr(m, a, None), int)
+            ]
             for side in dict.fromkeys([*sides, 4 * patch, 2 * patch, 8 * patch, 8, 16, 32, 224]):
-                yield Stream(name, "pixels", width=module.in_channels, patch=max(patch, side // 8 if patch == 1 else 1), side=(side, side))
+                yield Stream(
+                    name,
+                    "pixels",
+                    width=module.in_channels,
+                    patch=max(patch, side // 8 if patch == 1 else 1),
+                    side=(side, side),
+                )
             return
         if isinstance(module, nn.Conv1d):
             yield Stream(name, "frames", width=module.in_channels, stride=module.stride[0])
             return
 
 
-def attempt(target: Target, streams: Sequence[Stream], *, samples: int = 2, lengths: Mapping[str, int] | None = None) -> Exception | None:
+def attempt(
+    target: Target, streams: Sequence[Stream], *, samples: int = 2, lengths: Mapping[str, int] | None = None
+) -> Exception | None:
     """None when the model runs on random content for these streams, else what it raised."""
     trial = dataclasses.replace(target, streams=tuple(streams))
     dtype = dtype_of(target.model)
@@ -291,12 +335,21 @@ class _EmbeddingWatch(TorchFunctionMode):
         tensors = [a for a in args if isinstance(a, Tensor)]
         if name == "embedding" and len(tensors) >= 2 and self._same(tensors[0]):
             self.rows.append(tensors[1].shape[0])
-        elif name == "__getitem__" and isinstance(args[1], Tensor) and self._same(args[1]) and args[0].is_floating_point():
+        elif (
+            name == "__getitem__"
+            and isinstance(args[1], Tensor)
+            and self._same(args[1])
+            and args[0].is_floating_point()
+        ):
             self.rows.append(args[0].shape[0])
         return func(*args, **(kwargs or {}))
 
     def _same(self, tensor: Tensor) -> bool:
-        return tensor.dtype == self.ids.dtype and tensor.numel() == self.ids.numel() and tensor.reshape(-1).sort().values.equal(self.ids.sort().values)
+        return (
+            tensor.dtype == self.ids.dtype
+            and tensor.numel() == self.ids.numel()
+            and tensor.reshape(-1).sort().values.equal(self.ids.sort().values)
+        )
 
 
 def _with_vocabulary(target: Target, stream: Stream, streams: Sequence[Stream]) -> Stream:
@@ -318,7 +371,16 @@ def _with_vocabulary(target: Target, stream: Stream, streams: Sequence[Stream]) 
 def _special_ids(model: Any) -> set[int]:
     found: set[int] = set()
     for module in model.modules() if isinstance(model, nn.Module) else []:
-        for name in ("padding_idx", "pad_id", "pad_token_id", "pad_idx", "pad", "eos_token_id", "bos_token_id", "mask_token_id"):
+        for name in (
+            "padding_idx",
+            "pad_id",
+            "pad_token_id",
+            "pad_idx",
+            "pad",
+            "eos_token_id",
+            "bos_token_id",
+            "mask_token_id",
+        ):
             value = getattr(module, name, None)
             if isinstance(value, int) and not isinstance(value, bool):
                 found.add(value)
@@ -337,7 +399,11 @@ def _looks_like_qkv(names: Sequence[str]) -> bool:
 def _function_of_qkv(target: Target, names: Sequence[str]) -> Target:
     """q, k and v: `[batch, heads, length, width]`, else `[batch, length, width]`; keys longer than queries where it runs."""
     first: Exception | None = None
-    widths = [target.features] if target.features else ([8, *_widths_in(target.model)] if not isinstance(target.model, nn.Module) else _widths_in(target.model))
+    widths = (
+        [target.features]
+        if target.features
+        else ([8, *_widths_in(target.model)] if not isinstance(target.model, nn.Module) else _widths_in(target.model))
+    )
     length = target.length
     for width in widths:
         for heads in (3, 0) if not isinstance(target.model, nn.Module) else (0, 3):
@@ -366,36 +432,66 @@ def _from_example(target: Target) -> Target:
     elif isinstance(given, (tuple, list)):
         given = dict(zip(names, given, strict=False))
     if not isinstance(given, Mapping) or not given:
-        raise CannotCheck(f"inputs= is a {type(target.inputs).__name__}", hint="give a tensor, a tuple or a dict of the call's arguments")
+        raise CannotCheck(
+            f"inputs= is a {type(target.inputs).__name__}",
+            hint="give a tensor, a tuple or a dict of the call's arguments",
+        )
     streams: list[Stream] = []
     constants: dict[str, Any] = {}
     for name, value in given.items():
-        if not isinstance(value, Tensor) or (_is_mask(name) and value.dim() <= 2) or value.dtype == torch.bool or value.dim() < 2:
+        if (
+            not isinstance(value, Tensor)
+            or (_is_mask(name) and value.dim() <= 2)
+            or value.dtype == torch.bool
+            or value.dim() < 2
+        ):
             if not (isinstance(value, Tensor) and _is_mask(name)):
                 constants[name] = value
         elif not value.is_floating_point() and value.dim() == 2:
             vocab = target.tokens or int(value.max()) + 1
             streams.append(Stream(name, "tokens", vocab=max(vocab, 2)))
         elif value.is_floating_point() and value.dim() == 3:
-            streams.append(Stream(name, "features", width=value.shape[-1], sequence_first=_sequence_first(target.model)))
+            streams.append(
+                Stream(name, "features", width=value.shape[-1], sequence_first=_sequence_first(target.model))
+            )
         elif value.is_floating_point() and value.dim() == 4 and _looks_like_qkv([name, "k", "v"]):
             streams.append(Stream(name, "features", width=value.shape[-1], heads=value.shape[1]))
         elif value.is_floating_point() and value.dim() == 4:
-            streams.append(Stream(name, "pixels", width=value.shape[1], patch=max(1, value.shape[2] // 4), side=(value.shape[2], value.shape[3])))
+            streams.append(
+                Stream(
+                    name,
+                    "pixels",
+                    width=value.shape[1],
+                    patch=max(1, value.shape[2] // 4),
+                    side=(value.shape[2], value.shape[3]),
+                )
+            )
         else:
             constants[name] = value
     if not streams:
-        raise CannotCheck("no argument of inputs= holds ids or vectors along a sequence", hint="give integer [batch, length] or float [batch, length, width]")
+        raise CannotCheck(
+            "no argument of inputs= holds ids or vectors along a sequence",
+            hint="give integer [batch, length] or float [batch, length, width]",
+        )
     trial = dataclasses.replace(target, streams=tuple(streams), constants=constants)
     if attempt(trial, streams) is not None:
-        fixed = [dataclasses.replace(s, length=given[s.argument].shape[0 if s.sequence_first else 1]) if s.kind in ("tokens", "features") else s for s in streams]
+        fixed = [
+            dataclasses.replace(s, length=given[s.argument].shape[0 if s.sequence_first else 1])
+            if s.kind in ("tokens", "features")
+            else s
+            for s in streams
+        ]
         error = attempt(trial, fixed)
         if error is not None:
             raise _cannot_feed(target, [s.argument for s in streams], error)
         streams = fixed
     streams = [_with_vocabulary(trial, s, streams) if s.kind == "tokens" else s for s in streams]
     names = [s.argument for s in streams]
-    return dataclasses.replace(trial, streams=tuple(streams), output=names[0] if len(names) == 1 or _looks_like_qkv(names) else _output_stream(streams))
+    return dataclasses.replace(
+        trial,
+        streams=tuple(streams),
+        output=names[0] if len(names) == 1 or _looks_like_qkv(names) else _output_stream(streams),
+    )
 
 
 # -- padding --------------------------------------------------------------------------------------------------------
@@ -428,7 +524,8 @@ def _padding_arguments(target: Target) -> list[tuple[str, bool | None]]:
         argument, _, said = target.padding.partition(":")
         if argument not in names and not any(p.kind is p.VAR_KEYWORD for p in signature(target.model).values()):
             raise CannotCheck(
-                f"--padding names {argument!r}, which {target.label} does not take", cause=f"it takes {', '.join(names)}"
+                f"--padding names {argument!r}, which {target.label} does not take",
+                cause=f"it takes {', '.join(names)}",
             )
         keep = {"keep": True, "hide": False}.get(said)
         if keep is None:
@@ -466,11 +563,21 @@ def _stream_of_mask(argument: str, streams: Sequence[Stream]) -> int | None:
     return sides.index(False) if False in sides else 0
 
 
-def _fit_mask(target: Target, streams: Sequence[Stream], where: int, argument: str, keep: bool | None) -> Padding | None:
+def _fit_mask(
+    target: Target, streams: Sequence[Stream], where: int, argument: str, keep: bool | None
+) -> Padding | None:
     optional = signature(target.model).get(argument)
     is_optional = optional is None or optional.default is not inspect.Parameter.empty
-    forms: tuple[MaskForm, ...] = ("lengths",) if _LENGTHS.match(argument) else ("batch key", "batch 1 1 key", "batch 1 key", "batch query key")
-    dtypes = (torch.long,) if forms == ("lengths",) else (torch.bool, torch.long, torch.float32) if keep is False else (torch.long, torch.bool, torch.float32)
+    forms: tuple[MaskForm, ...] = (
+        ("lengths",) if _LENGTHS.match(argument) else ("batch key", "batch 1 1 key", "batch 1 key", "batch query key")
+    )
+    dtypes = (
+        (torch.long,)
+        if forms == ("lengths",)
+        else (torch.bool, torch.long, torch.float32)
+        if keep is False
+        else (torch.long, torch.bool, torch.float32)
+    )
     working: list[Padding] = []
     for form in forms:
         for dtype in dtypes:
@@ -491,11 +598,17 @@ def _fit_mask(target: Target, streams: Sequence[Stream], where: int, argument: s
     return None
 
 
-def _masked(target: Target, streams: Sequence[Stream], where: int, padding: Padding) -> tuple[Target, dict[str, int], dict[str, Tensor]]:
+def _masked(
+    target: Target, streams: Sequence[Stream], where: int, padding: Padding
+) -> tuple[Target, dict[str, int], dict[str, Tensor]]:
     changed = list(streams)
     changed[where] = dataclasses.replace(streams[where], padding=padding)
     trial = dataclasses.replace(target, streams=tuple(changed))
-    lengths = lengths_for(changed) if not _looks_like_qkv([s.argument for s in changed]) else {s.argument: s.length or 7 for s in changed}
+    lengths = (
+        lengths_for(changed)
+        if not _looks_like_qkv([s.argument for s in changed])
+        else {s.argument: s.length or 7 for s in changed}
+    )
     positions = changed[where].positions(lengths[changed[where].argument])
     kept = torch.ones(2, positions, dtype=torch.bool)
     kept[0, -2:] = False

@@ -69,7 +69,9 @@ def folder(path: str | Path, *, seed: int = 0) -> Target:
             raise CannotCheck(str(error)) from error
         except Exception as error:  # whatever a file in the folder makes of the loader: still one sentence
             raise CannotCheck(
-                f"the model in {path} cannot be loaded", cause=building._sentence(error), hint="see that its files are whole and belong together"
+                f"the model in {path} cannot be loaded",
+                cause=building._sentence(error),
+                hint="see that its files are whole and belong together",
             ) from error
         target = _target(model, kind, f"{path.resolve().name} ({model_class.__name__})")
     return dataclasses.replace(target, notes=(*notes, *target.notes))
@@ -114,7 +116,8 @@ def _require(what: str) -> None:
         importlib.import_module("transformers")
     except ImportError as error:
         raise CannotCheck(
-            f"{what} needs the transformers package, which is not installed", hint="pip install 'intently[transformers]'"
+            f"{what} needs the transformers package, which is not installed",
+            hint="pip install 'intently[transformers]'",
         ) from error
 
 
@@ -189,14 +192,23 @@ def _architecture(path: Path, said: Mapping[str, Any]) -> tuple[Any, Any, str]:
 
 
 def _loaded(path: Path, config: Any, model_class: Any, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
-    patterns = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+    patterns = (
+        "model*.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model*.bin",
+        "pytorch_model.bin.index.json",
+    )
     if not any(found for pattern in patterns for found in path.glob(pattern)):
         return _random(path, config, model_class, seed)
-    model, info = model_class.from_pretrained(path, local_files_only=True, trust_remote_code=False, output_loading_info=True)
+    model, info = model_class.from_pretrained(
+        path, local_files_only=True, trust_remote_code=False, output_loading_info=True
+    )
     missing = sorted(info.get("missing_keys", ()))
     notes = ()
     if missing:
-        notes = (f"{len(missing)} weights of {model_class.__name__} are not in {path} and are random, the first is {missing[0]}",)
+        notes = (
+            f"{len(missing)} weights of {model_class.__name__} are not in {path} and are random, the first is {missing[0]}",
+        )
     return model.eval(), notes
 
 
@@ -205,7 +217,9 @@ def _random(path: Path, config: Any, model_class: Any, seed: int) -> tuple[nn.Mo
         size = sum(p.numel() for p in model_class(config).parameters())
     if size > MOST_RANDOM_PARAMETERS:
         built = building._build(str(config.model_type), model_class.__name__, config, seed)
-        return built.model, (f"{path} holds no weights: a random model of this architecture was checked, shrunk from {size / 1e6:.0f}M parameters",)
+        return built.model, (
+            f"{path} holds no weights: a random model of this architecture was checked, shrunk from {size / 1e6:.0f}M parameters",
+        )
     model = model_class(config).float().eval()
     building.redraw(model, seed)
     return model, (f"{path} holds no weights: random ones of full size were checked ({size / 1e6:.1f}M parameters)",)
@@ -248,7 +262,9 @@ def _masks(model: Any, kind: str, target: Target) -> tuple[Mask | None, Mask | N
 
 def _sees_both_ways(model: Any, kind: str, config: Mapping[str, Any], target: Target) -> bool:
     """Whether an encoder is known to let every position see every other."""
-    if any(isinstance(config.get(n), list | tuple) for n in ("depths", "num_heads", "num_attention_heads", "hidden_sizes")):
+    if any(
+        isinstance(config.get(n), list | tuple) for n in ("depths", "num_heads", "num_attention_heads", "hidden_sizes")
+    ):
         return False  # stages that see a part of the picture each
     if config.get("window_size") or config.get("block_sizes"):
         return False
@@ -270,7 +286,14 @@ def _text(config: Any) -> dict[str, Any]:
 
 def _narrow(config: Mapping[str, Any]) -> bool:
     """Whether a window, chunk or block is so small that it hides something at the lengths that a check tries."""
-    names = ("sliding_window", "attention_chunk_size", "local_attention", "window_size", "attention_window", "block_size")
+    names = (
+        "sliding_window",
+        "attention_chunk_size",
+        "local_attention",
+        "window_size",
+        "attention_window",
+        "block_size",
+    )
     sizes = [size for name in names for size in _numbers(config.get(name))]
     return any(0 < size < SHORTEST_WINDOW for size in sizes)
 

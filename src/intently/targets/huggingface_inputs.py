@@ -84,7 +84,14 @@ def _stream(model: nn.Module, name: str, value: Tensor) -> Stream | None:
     if name.startswith("pixel_values") and len(whole) == 3:
         height, width = whole[1:]
         patch = _patch(model.config, height, width)
-        return Stream(name, "pixels", width=whole[0], patch=patch, side=(height, width), length=(height // patch) * (width // patch))
+        return Stream(
+            name,
+            "pixels",
+            width=whole[0],
+            patch=patch,
+            side=(height, width),
+            length=(height // patch) * (width // patch),
+        )
     if len(whole) == 1:
         stride = max(1, whole[0] // 7)
         return Pieces(name, "frames", length=whole[0] // stride, stride=stride, whole=tuple(whole), axis=0)

@@ -39,7 +39,11 @@ def _intent(text: str) -> Intent:
     try:
         return Intent.parse(text)
     except (MaskSyntaxError, ValueError) as error:
-        raise CannotCheck(f"--intent {text!r} is not a mask in words", cause=str(error), hint="causal, bidirectional, 'causal & window(4)', prefix(3)") from error
+        raise CannotCheck(
+            f"--intent {text!r} is not a mask in words",
+            cause=str(error),
+            hint="causal, bidirectional, 'causal & window(4)', prefix(3)",
+        ) from error
 
 
 def _named(text: str, seed: int) -> Target:

@@ -31,7 +31,9 @@ def load(text: str) -> Target:
 
 def _file(path: Path) -> ModuleType:
     if not path.exists():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [], 1)
+        near = difflib.get_close_matches(
+            path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [], 1
+        )
         raise CannotCheck(f"there is no file {path}", hint=str(path.parent / near[0]) if near else "path/file.py:NAME")
     name = f"_intently_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -42,11 +44,17 @@ def _file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise CannotCheck(f"{path} has a syntax error in line {error.lineno}: {error.msg}", cause=(error.text or "").strip()) from error
+        raise CannotCheck(
+            f"{path} has a syntax error in line {error.lineno}: {error.msg}", cause=(error.text or "").strip()
+        ) from error
     except ImportError as error:
-        raise CannotCheck(f"{path} could not be imported: {error}", hint="install what it imports, or run from the folder it expects") from error
+        raise CannotCheck(
+            f"{path} could not be imported: {error}", hint="install what it imports, or run from the folder it expects"
+        ) from error
     except Exception as error:
-        raise CannotCheck(f"{path} raised while it was imported", cause=_said(error), hint="python " + str(path)) from error
+        raise CannotCheck(
+            f"{path} raised while it was imported", cause=_said(error), hint="python " + str(path)
+        ) from error
     finally:
         sys.path.remove(str(path.parent.resolve()))
     return module
@@ -59,7 +67,8 @@ def _package(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise CannotCheck(
-                f"there is no module {error.name!r}", hint="path/file.py:NAME, package.module:NAME, hf:MODEL_TYPE or a folder"
+                f"there is no module {error.name!r}",
+                hint="path/file.py:NAME, package.module:NAME, hf:MODEL_TYPE or a folder",
             ) from error
         raise CannotCheck(f"{name} could not be imported: {error}", hint="install what it imports") from error
     except Exception as error:
@@ -72,7 +81,9 @@ def _attribute(module: ModuleType, name: str, where: str) -> tuple[Any, str]:
     if not name:
         usual = [n for n in _FACTORIES if hasattr(module, n)]
         if not usual:
-            raise CannotCheck(f"{where} needs a name after a colon", cause=f"it defines: {_defined(module)}", hint=f"{where}:NAME")
+            raise CannotCheck(
+                f"{where} needs a name after a colon", cause=f"it defines: {_defined(module)}", hint=f"{where}:NAME"
+            )
         name = usual[0]
     found: Any = module
     for part in name.split("."):
@@ -88,7 +99,11 @@ def _attribute(module: ModuleType, name: str, where: str) -> tuple[Any, str]:
 
 
 def _defined(module: ModuleType) -> str:
-    own = [n for n, v in vars(module).items() if not n.startswith("_") and getattr(v, "__module__", None) == module.__name__]
+    own = [
+        n
+        for n, v in vars(module).items()
+        if not n.startswith("_") and getattr(v, "__module__", None) == module.__name__
+    ]
     return ", ".join(own[:12]) or "nothing of its own"
 
 
@@ -98,7 +113,10 @@ def _as_target(found: Any, text: str) -> Target:
     if isinstance(found, nn.Module):
         return Target(found, name=text)
     if not callable(found):
-        raise CannotCheck(f"{text} is a {type(found).__name__}", hint="name a module, a function of q, k, v, or a function that builds one")
+        raise CannotCheck(
+            f"{text} is a {type(found).__name__}",
+            hint="name a module, a function of q, k, v, or a function that builds one",
+        )
     if _is_factory(found):
         try:
             made = found()
@@ -110,10 +128,14 @@ def _as_target(found: Any, text: str) -> Target:
             made = made[0]
         if isinstance(made, nn.Module) or callable(made):
             return Target(made, name=text)
-        raise CannotCheck(f"{text}() returned a {type(made).__name__}", hint="return a torch module, a Target, or a function of q, k, v")
+        raise CannotCheck(
+            f"{text}() returned a {type(made).__name__}",
+            hint="return a torch module, a Target, or a function of q, k, v",
+        )
     if inspect.isclass(found):
         raise CannotCheck(
-            f"{text} is a class whose constructor needs arguments", hint=f"write def build(): return {found.__name__}(…) and name build"
+            f"{text} is a class whose constructor needs arguments",
+            hint=f"write def build(): return {found.__name__}(…) and name build",
         )
     return Target(found, name=text)
 

@@ -38,7 +38,13 @@ class Runner:
         return self._read(result, batch, switch)
 
     def traced(
-        self, batch: Batch, switch: Switch = PLAIN, *, seed: int = 0, edits: Mapping[str, Edit] | None = None, keep: bool = True
+        self,
+        batch: Batch,
+        switch: Switch = PLAIN,
+        *,
+        seed: int = 0,
+        edits: Mapping[str, Edit] | None = None,
+        keep: bool = True,
     ) -> tuple[Tensor, tuple[Site, ...]]:
         """The output of one traced call, perhaps with edits, and its sites."""
         arguments = {**batch.arguments, **switch.arguments}

@@ -13,9 +13,13 @@ from torch import nn
 if TYPE_CHECKING:
     from intently.targets.target import Switch, Target
 
-_LOOKING = re.compile(r"(need|return|output|get|with|want)_?(weights?|attn|attention|attentions|att|scores?|maps?|probs?)(_?(weights?|maps?|probs?))?$|^(output_attentions|need_weights|return_attn)$")
+_LOOKING = re.compile(
+    r"(need|return|output|get|with|want)_?(weights?|attn|attention|attentions|att|scores?|maps?|probs?)(_?(weights?|maps?|probs?))?$|^(output_attentions|need_weights|return_attn)$"
+)
 _CACHING = re.compile(r"^(use_cache|return_cache|use_kv_cache)$")
-_KERNEL = re.compile(r"flash|sdpa|fused|efficient|fast_?(path|attn|attention)|memory_eff|use_torch|scaled_dot", re.IGNORECASE)
+_KERNEL = re.compile(
+    r"flash|sdpa|fused|efficient|fast_?(path|attn|attention)|memory_eff|use_torch|scaled_dot", re.IGNORECASE
+)
 
 
 def switches_of(model: Any, target: Target) -> Iterator[Switch]:

@@ -67,7 +67,11 @@ class Target:
 
     @property
     def label(self) -> str:
-        return self.name or (type(self.model).__name__ if isinstance(self.model, nn.Module) else getattr(self.model, "__name__", "function"))
+        return self.name or (
+            type(self.model).__name__
+            if isinstance(self.model, nn.Module)
+            else getattr(self.model, "__name__", "function")
+        )
 
     def ready(self) -> Target:
         """This target with its streams found; the same one when they are known."""
@@ -104,7 +108,9 @@ class Target:
             length = lengths[stream.argument]
             arguments[stream.argument] = stream.make(samples, length, generator, dtype)
             given = (kept or {}).get(stream.argument)
-            real[stream.argument] = given if given is not None else torch.ones(samples, stream.positions(length), dtype=torch.bool)
+            real[stream.argument] = (
+                given if given is not None else torch.ones(samples, stream.positions(length), dtype=torch.bool)
+            )
             if stream.padding is not None and (given is not None or not stream.padding.optional):
                 arguments[stream.padding.argument] = stream.padding.value(real[stream.argument])
         return Batch(arguments, dict(lengths), samples, real)

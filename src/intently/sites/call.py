@@ -1,0 +1,115 @@
+"""A call under construction: later operations may still divide it by a row sum or merge its heads; an edit may replace it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from intently.sites.describe import described
+from intently.sites.layout import Layout
+from intently.sites.provenance import Follow, Node
+from intently.sites.site import Rows, Site
+from intently.sites.trace_types import Pending
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What an edit puts in the place of a call's result: other logits and weights, or another output.
+
+    `output` is `[batch, heads, query, value width]`; `scores` replaces the recorded q·k where the edit moved it.
+    """
+
+    weights: Tensor | None = None
+    logits: Tensor | None = None
+    output: Tensor | None = None
+    scores: Tensor | None = None
+    rows: Rows | None = None
+    dropout: float | None = None
+
+
+@dataclass
+class Call:
+    """A site under construction: later calls may still show a division by the row sum, and where the heads are merged."""
+
+    path: str
+    site: Site
+    layout: Layout
+    pending: Pending | None
+    native: Callable[[Tensor], Tensor]
+    key: str = ""
+    node: Node | None = None
+
+    def replace(self, change: Replacement, result: Tensor) -> Tensor:
+        """The call's output after an edit, in the model's layout; the site then describes the edited call."""
+        site, tensors = self.site, self.site.tensors
+        assert tensors is not None
+        if change.output is not None:
+            assert tensors.restore is not None
+            output = tensors.restore(change.output).to(result.dtype).reshape(result.shape)
+            kept = replace(tensors, output=output, scores=None, logits=None)  # they describe the call that was replaced
+        else:
+            assert change.weights is not None
+            weights = change.weights.to(tensors.weights.dtype)
+            factor = tensors.weights.sum(-1, keepdim=True) if site.deferred else 1.0
+            output = tensors.aggregate(weights * factor).to(result.dtype).reshape(result.shape)
+            kept = replace(tensors, weights=weights, logits=change.logits, output=output)
+        self.site = described(replace(site, tensors=kept, rows=change.rows or site.rows), dropped=False)
+        self.site = replace(self.site, dropout=site.dropout if change.dropout is None else change.dropout)
+        return output
+
+    def merged_at(self, node: Node) -> None:
+        """Check that the heads of the output lie side by side, token by token, where a projection reads them."""
+        if self.node is None or self.site.rows.over_batch:
+            return
+        shape = self.node.shape
+        positions = self.layout.output_index(shape)
+        if positions is None:
+            return
+        feature, token = positions
+        merged = Follow({self.node: feature}).to(node)
+        tokens = Follow({self.node: token}).to(node)
+        if merged is None or tokens is None:
+            return
+        flat = merged.reshape(-1, merged.shape[-1])
+        ours = tokens >= 0  # other heads of the same layer may stand beside this call's
+        first = torch.where(ours, tokens, tokens.max()).amin(-1, keepdim=True)
+        mixed = bool((flat != flat[:1]).any()) or bool(((tokens != first) & ours).any())
+        if mixed and "output" not in self.site.rows.scrambled:
+            rows = self.site.rows
+            self.site = replace(self.site, rows=replace(rows, scrambled=(*rows.scrambled, "output")))
+
+    def divided_by(self, total: Tensor | None) -> None:
+        """The output was divided by a sum of the weights: normalised after the product."""
+        sums = self.site.row_sum
+        if sums is None:
+            return
+        over_keys = total is None or total.numel() in (sums.numel(), 1)
+        tensors = self.site.tensors
+        if tensors is not None:
+            whole = tensors.weights / tensors.weights.sum(-1, keepdim=True).clamp_min(1e-300)
+            tensors = replace(tensors, weights=whole if over_keys else tensors.weights)
+        self.site = replace(
+            self.site,
+            deferred=True,
+            row_sum=torch.where(sums > 0, torch.ones_like(sums), sums) if over_keys else sums,
+            normalized_over="keys" if over_keys else "another axis",
+            tensors=tensors,
+        )
+
+    def finished(self, *, numbered: bool) -> Site:
+        return replace(self.site, path=self.key if numbered else self.path, key_name=self.key, role=_role(self.site))
+
+
+def _role(site: Site) -> str:
+    """`cross` when keys depend on another set of the model's arguments than queries, or stand at other positions."""
+    query, key = (_content(site.origins.get(n, frozenset())) for n in ("query", "key"))
+    if query != key:
+        return "cross"
+    return "self" if site.queries == site.keys or site.keys > site.queries == 1 else "cross"
+
+
+def _content(origins: frozenset[str]) -> frozenset[str]:
+    return frozenset(o for o in origins if "mask" not in o and "position" not in o)

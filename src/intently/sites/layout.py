@@ -1,0 +1,146 @@
+"""How a model's own axes map to `[batch, heads, query, key]`, there and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from intently.sites.contraction import Contraction
+from intently.sites.trace_types import Sizes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the model's axes map to `[batch, heads, query, key]`.
+
+    `order[batch, head]` is the position among the flattened leading axes (everything but query and key).
+    """
+
+    order: Tensor
+    perm: tuple[int, ...]  # weights' axes: leading ones, query, key
+    shape: torch.Size  # of the weights in the model's layout, permuted
+    squeezed_query: bool
+    output_axes: Callable[[torch.Size], tuple[Tensor, Tensor] | None]
+
+    def canonical(self, tensor: Tensor) -> Tensor:
+        """Weights-shaped tensor to `[batch, heads, query, key]`."""
+        moved = tensor.permute(self.perm)
+        if self.squeezed_query:
+            moved = moved.unsqueeze(-2)
+        flat = moved.reshape(-1, *moved.shape[-2:])
+        return flat[self.order]
+
+    def native(self, tensor: Tensor) -> Tensor:
+        """Back from `[batch, heads, query, key]`."""
+        flat = torch.empty(self.order.numel(), *tensor.shape[-2:], dtype=tensor.dtype, device=tensor.device)
+        flat[self.order.flatten()] = tensor.reshape(-1, *tensor.shape[-2:])
+        shaped = flat.reshape(self.shape)
+        inverse = [self.perm.index(i) for i in range(len(self.perm))]
+        return shaped.permute(inverse)
+
+    def output_index(self, shape: torch.Size) -> tuple[Tensor, Tensor] | None:
+        """For every entry of the output: its feature (head and value column) and its query."""
+        return self.output_axes(shape)
+
+
+def query_axis(free: Sequence[str], made: Contraction, sizes: Sizes, keys: int) -> str | None:
+    if not free:
+        return None
+    for wanted in (lambda a: made.size(a) in sizes.lengths, lambda a: made.size(a) == keys):
+        chosen = [a for a in free if wanted(a)]
+        if chosen:
+            return chosen[-1]
+    return free[-1]
+
+
+def order_of(lead: Sequence[int], batch: int | None, batch_of: Tensor | None) -> Tensor:
+    """Positions of the flattened leading axes as `[batch, head]`."""
+    total = math.prod(lead)
+    flat = torch.arange(total)
+    if batch_of is not None and batch_of.numel() == total:
+        samples, counts = torch.unique(batch_of, return_counts=True)
+        if (counts == counts[0]).all() and (samples >= 0).all():
+            return torch.stack([flat[batch_of == s] for s in samples])
+    if batch is not None and batch in lead:
+        axis = list(lead).index(batch)
+        return flat.reshape(tuple(lead)).movedim(axis, 0).reshape(batch, -1)
+    if batch is not None and total % batch == 0:
+        return flat.reshape(batch, -1)
+    if len(lead) > 1:
+        return flat.reshape(lead[0], -1)
+    return flat.reshape(1, -1)
+
+
+def output_axes(
+    made: Contraction, index: int, value: int, lead: Sequence[str], query: str | None, order: Tensor
+) -> Callable[[torch.Size], tuple[Tensor, Tensor] | None]:
+    def positions(shape: torch.Size) -> tuple[Tensor, Tensor] | None:
+        sizes = [made.size(a) for a in made.output]
+        if math.prod(sizes) != math.prod(shape):
+            return None
+        head_at = torch.empty(order.numel(), dtype=torch.long)
+        head_at[order.flatten()] = torch.arange(order.shape[1]).repeat(order.shape[0])
+        lead_sizes = [made.size(a) for a in lead]
+
+        def spread(axes: Sequence[str], values: Tensor) -> Tensor:
+            """An index over some axes, laid out over the output's axes."""
+            kept = [a for a in axes if a in made.output]
+            if len(kept) != len(axes):
+                return torch.full(sizes, -1)
+            arranged = values.permute([list(axes).index(a) for a in made.output if a in axes])
+            shaped = [made.size(a) if a in axes else 1 for a in made.output]
+            return arranged.reshape(shaped).expand(sizes)
+
+        columns = [a for a in made.labels[value] if a in made.output and a not in made.labels[index]]
+        width = math.prod(made.size(a) for a in columns)
+        head = spread(lead, head_at.reshape(lead_sizes)) if lead else torch.zeros(sizes, dtype=torch.long)
+        column = (
+            spread(columns, torch.arange(width).reshape([made.size(a) for a in columns]))
+            if columns
+            else torch.zeros_like(head)
+        )
+        token = spread([query], torch.arange(made.size(query))) if query else torch.zeros(sizes, dtype=torch.long)
+        return (head * width + column).reshape(shape), token.reshape(shape).clone()
+
+    return positions
+
+
+def restorer(
+    made: Contraction,
+    lead: Sequence[str],
+    query: str | None,
+    order: Tensor,
+    lead_sizes: Sequence[int],
+    columns: Sequence[str],
+) -> Callable[[Tensor], Tensor]:
+    def restore(output: Tensor) -> Tensor:
+        flat = torch.empty(order.numel(), *output.shape[-2:], dtype=output.dtype)
+        flat[order.flatten()] = output.reshape(-1, *output.shape[-2:])
+        named = [*lead, *([query] if query else []), *columns]
+        column_sizes = [made.size(a) for a in columns]
+        queries = [output.shape[-2]] if query else []
+        shaped = flat.reshape(*lead_sizes, *queries, *column_sizes)
+        wanted = [a for a in made.output if a in named]
+        return shaped.permute([named.index(a) for a in wanted])
+
+    return restore
+
+
+def value_rows(
+    made: Contraction, value: int, key: str, lead: Sequence[str], order: Tensor, columns: Sequence[str]
+) -> Tensor | None:
+    """The values as `[batch, heads, key, width]`, heads that share them repeated."""
+    tensor, axes = made.operands[value], list(made.labels[value])
+    if set(axes) - {key, *lead, *columns}:
+        return None
+    wanted = [a for a in lead if a in axes]
+    moved = tensor.permute([axes.index(a) for a in [*wanted, key, *columns]])
+    shape = [made.size(a) if a in axes else 1 for a in lead]
+    held = [tensor.shape[axes.index(a)] if a in axes else 1 for a in lead]
+    moved = moved.reshape(*held, moved.shape[len(wanted)], -1)
+    moved = moved.expand(*[made.size(a) for a in lead] if lead else [], *moved.shape[-2:]) if shape else moved
+    return moved.reshape(-1, *moved.shape[-2:])[order]

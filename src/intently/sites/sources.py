@@ -1,0 +1,197 @@
+"""The queries and keys of a product that was written out: which operand is which, their rows, heads and samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from intently.report import Source
+from intently.sites.contraction import Contraction
+from intently.sites.factors import path_factor, softcap_after
+from intently.sites.layout import Layout
+from intently.sites.lookup import Lookup
+from intently.sites.origin import features_of, samples_of, varies
+from intently.sites.provenance import Node
+from intently.sites.site import Rows
+from intently.sites.trace_types import Pending, Sizes
+
+
+class Sources:
+    """Where queries and keys came from: the projection and the hidden states behind them."""
+
+    def __init__(self, pending: Pending, sizes: Sizes, lookup: Lookup):
+        self._pending = pending
+        self._sizes = sizes
+        self._lookup = lookup
+        self._oriented: bool | None = None
+
+    @property
+    def _score(self) -> Any:
+        return self._pending.scores[0] if self._pending.scores else None
+
+    def score_source(self) -> Source | None:
+        return self._score.source if self._score else None
+
+    def query_side(self) -> int:
+        """Which operand of the product holds the queries: the one whose free axis is not the keys'."""
+        return 0 if self._oriented is not False else 1
+
+    def orient(self, layout: Layout) -> None:
+        """Find which operand is the query: its free axis runs along the weights' query axis."""
+        score = self._score
+        if score is None or self._oriented is not None:
+            return
+        made: Contraction = score.contraction
+        for operand in (0, 1):
+            for axis in made.only_in(operand):
+                if made.size(axis) < 2:
+                    continue
+                index = torch.arange(made.size(axis)).reshape([made.size(a) if a == axis else 1 for a in made.output])
+                spread = index.expand([made.size(a) for a in made.output]).reshape(score.node.shape)
+                placed = self._from_first_score(spread)
+                if placed is None:
+                    continue
+                placed = layout.canonical(placed)
+                along_keys = placed.shape[-1] > 1 and bool((placed != placed[..., :1]).any())
+                along_queries = placed.shape[-2] > 1 and bool((placed != placed[..., :1, :]).any())
+                if along_keys and not along_queries:
+                    self._oriented = operand == 1
+                    return
+                if along_queries and not along_keys:
+                    self._oriented = operand == 0
+                    return
+
+    def _from_first_score(self, values: Tensor) -> Tensor | None:
+        filled = [values if s is self._score else torch.full(s.node.shape, -1) for s in self._pending.scores]
+        return self._lookup.from_scores(filled)
+
+    def origins(self, side: int) -> frozenset[str]:
+        """Arguments that reach the queries (0) or the keys (1)."""
+        if self._score is None:
+            return self._pending.logits_node.origins
+        operand = side if self.query_side() == 0 else 1 - side
+        return self._score.operands[operand].origins
+
+    def width(self) -> int:
+        if self._score is None:
+            return 0
+        made: Contraction = self._score.contraction
+        return math.prod(made.size(a) for a in made.summed(0) if a in made.labels[1])
+
+    def batch_index(self) -> Tensor | None:
+        """The sample of every entry, laid out like the weights; None where it cannot be told."""
+        score, batch = self._score, self._sizes.batch
+        if score is None or batch is None or batch < 2:
+            return None
+        for operand in (0, 1):
+            node = score.operands[operand]
+            found = samples_of(node, batch)
+            if found is None:
+                continue
+            made: Contraction = score.contraction
+            tensor = made.operands[operand]
+            if found.numel() != tensor.numel():
+                continue
+            found = found.reshape(tensor.shape)
+            axes = made.labels[operand]
+            for axis in made.summed(operand):
+                if (found != found.narrow(axes.index(axis), 0, 1)).any():
+                    return None
+            kept = [a for a in made.output if a in axes]
+            taken = found
+            for axis in sorted((axes.index(a) for a in made.summed(operand)), reverse=True):
+                taken = taken.select(axis, 0)
+            left = [a for a in axes if a in made.output]
+            taken = taken.permute([left.index(a) for a in kept])
+            taken = taken.reshape([taken.shape[kept.index(a)] if a in kept else 1 for a in made.output])
+            spread = taken.expand([made.size(a) for a in made.output]).reshape(score.node.shape)
+            placed = self._from_first_score(spread)
+            if placed is not None:
+                return placed
+        return None
+
+    def rows(self, *, over_queries: bool, value: Node, layout: Layout, key_axis: int) -> Rows:
+        over_batch = ("query",) if over_queries else ()
+        scrambled = []
+        score = self._score
+        if score is not None:
+            made: Contraction = score.contraction
+            self.orient(layout)
+            for side, name in ((0, "query"), (1, "key")):
+                operand = side if self.query_side() == 0 else 1 - side
+                free = [a for a in made.only_in(operand)]
+                features = features_of(score.operands[operand])
+                tensor = made.operands[operand]
+                if features is None or not free or features.numel() != tensor.numel():
+                    continue
+                axis = made.labels[operand].index(max(free, key=made.size))
+                if varies(features.reshape(tensor.shape), axis):
+                    scrambled.append(name)
+        features = features_of(value)
+        if features is not None and key_axis < features.dim() and varies(features, key_axis):
+            scrambled.append("value")
+        return Rows(over_batch, tuple(scrambled) if not over_queries else ())
+
+    def kv_heads(self, order: Tensor) -> int | None:
+        score = self._score
+        if score is None:
+            return None
+        operand = 1 if self.query_side() == 0 else 0
+        made: Contraction = score.contraction
+        features = features_of(score.operands[operand])
+        tensor = made.operands[operand]
+        if features is None or features.numel() != tensor.numel():
+            return None
+        summed = [made.labels[operand].index(a) for a in made.summed(operand)]
+        flat = features.reshape(tensor.shape).movedim(summed, list(range(-len(summed), 0)))
+        distinct = torch.unique(flat.reshape(-1, math.prod(flat.shape[-len(summed) :]))[:, 0])
+        return distinct.numel() if order.shape[1] % distinct.numel() == 0 else None
+
+    def operand_rows(self, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+        """Queries and keys as `[batch, heads, position, width]`."""
+        self.orient(layout)
+        found = []
+        for side in (0, 1):
+            operand = side if self.query_side() == 0 else 1 - side
+            rows, offset, index = [], 0, []
+            for score in self._pending.scores:
+                made: Contraction = score.contraction
+                tensor, axes = made.operands[operand].detach(), list(made.labels[operand])
+                kept = [a for a in axes if a in made.output]
+                summed = [a for a in axes if a not in made.output]
+                rows.append(
+                    tensor.permute([axes.index(a) for a in [*kept, *summed]]).reshape(
+                        -1, math.prod(made.size(a) for a in summed)
+                    )
+                )
+                number = torch.arange(offset, offset + rows[-1].shape[0]).reshape(
+                    [tensor.shape[axes.index(a)] for a in kept]
+                )
+                offset += rows[-1].shape[0]
+                number = number.permute([kept.index(a) for a in made.output if a in kept])
+                held = iter(number.shape)
+                number = number.reshape([next(held) if a in kept else 1 for a in made.output])
+                index.append(number.expand([made.size(a) for a in made.output]).reshape(score.node.shape))
+            placed = self._lookup.from_scores(index) if index else None
+            if placed is None or len({r.shape[-1] for r in rows}) != 1:
+                found.append(None)
+                continue
+            placed = layout.canonical(placed)
+            chosen = placed[..., 0] if side == 0 else placed[..., 0, :]
+            found.append(torch.cat(rows)[chosen])
+        return found[0], found[1]
+
+    def path_scale(self) -> tuple[float, bool, bool, float | None]:
+        """The factor put on q and k before their product; whether a norm or a parameter takes part; a softcap after it."""
+        score = self._score
+        if score is None:
+            return 1.0, False, False, None
+        factor, normed, learned = 1.0, False, False
+        for node in score.operands:
+            f, n, p = path_factor(node)
+            factor, normed, learned = factor * f, normed or n, learned or p
+        cap, after_learned = softcap_after(self._pending.logits_node, score.node)
+        return factor, normed, learned or after_learned, cap
