@@ -1,0 +1,71 @@
+"""Names for what is broken: every fault looks at the evidence, and one cause keeps one name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from intently.faults import FAULTS, Examination, Suspicion
+from intently.report import Cell
+
+# The first of two names for one call explains the second: an inverted mask also leaks and also hides.
+_EXPLAINS = {
+    "mask-inverted": ("padding-leak", "mask-ignored", "causal-leak", "causal-extra"),
+    "mask-ignored": ("padding-leak", "causal-leak"),
+    "heads-interleaved": ("causal-leak", "causal-extra", "padding-leak", "mask-ignored"),
+    "softmax-wrong-axis": ("mask-ignored",),
+}
+
+
+class Selection:
+    """Which promises and faults are wanted, by the names of either."""
+
+    def __init__(self, select: Sequence[str] | None, ignore: Sequence[str] | None):
+        self.select, self.ignore = select, ignore
+
+    def promise(self, name: str) -> bool:
+        """Whether a promise is wanted by its name or by that of a fault that breaks it."""
+        if self.ignore is not None and name in self.ignore:
+            return False
+        if self.select is None:
+            return True
+        return name in self.select or any(name in FAULTS[n].promises for n in self.select if n in FAULTS)
+
+    def fault(self, name: str) -> bool:
+        """Whether a fault is wanted by its name or by that of a promise that it breaks."""
+        if self.ignore is not None and name in self.ignore:
+            return False
+        return self.select is None or name in self.select or any(p in self.select for p in FAULTS[name].promises)
+
+
+def suspects(seen: Examination, wanted: Selection) -> list[Suspicion]:
+    """One suspicion a fault and call, under the condition that shows it best. The side channel is looked for later."""
+    found: dict[tuple[str, str], Suspicion] = {}
+    for name, fault in FAULTS.items():
+        if name == "side-channel" or not wanted.fault(name):
+            continue
+        for suspicion in fault.look(seen):
+            place = suspicion.site.key_name if suspicion.site is not None else suspicion.place
+            key = (name, place)
+            if key not in found or _shows_better(suspicion, found[key], seen.cells):
+                found[key] = suspicion
+    return _one_name_each(list(found.values()))
+
+
+def _shows_better(new: Suspicion, old: Suspicion, cells: Sequence[Cell]) -> bool:
+    """Of two looks at one fault, the one under a condition that breaks its promise."""
+
+    def broken(s: Suspicion) -> bool:
+        return any(c.promise == s.promise and c.condition == s.condition and c.verdict == "broken" for c in cells)
+
+    return broken(new) and not broken(old)
+
+
+def _one_name_each(found: list[Suspicion]) -> list[Suspicion]:
+    names = {(s.fault.name, s.site.key_name) for s in found if s.site is not None}
+
+    def explained(s: Suspicion) -> bool:
+        return s.site is not None and any(
+            (strong, s.site.key_name) in names and s.fault.name in weak for strong, weak in _EXPLAINS.items()
+        )
+
+    return [s for s in found if not explained(s)]

@@ -1,0 +1,105 @@
+"""Proof by repair: kept with the suspect call repaired, broken again when everything else is repaired but not it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from intently.edits import apply_all
+from intently.errors import CannotCheck
+from intently.faults import Suspicion
+from intently.promises import PROMISES, Condition, Trial
+from intently.sites import Site
+from intently.targets.running import PLAIN
+from intently.targets.stream import Batch
+
+
+def edits_of(suspicions: Sequence[Suspicion]) -> dict[str, Any]:
+    """The repairs of all suspicions, by site."""
+    by_site: dict[str, list[Any]] = {}
+    for s in suspicions:
+        if s.repair is not None and s.site is not None:
+            by_site.setdefault(s.site.key_name, []).append(s.repair)
+
+    def joined(repairs: list[Any]) -> Callable[[Site, Batch], Any]:
+        return lambda site, batch: apply_all([lambda s, r=r: r(s, batch) for r in repairs])(site)
+
+    return {key: joined(repairs) for key, repairs in by_site.items()}
+
+
+class Prover:
+    """Tries promises again on the model with some of its suspects repaired; each trial is made once."""
+
+    def __init__(self, trial: Trial):
+        self.trial = trial
+        self._verdicts: dict[tuple[Any, ...], str] = {}
+
+    def prove(self, suspicion: Suspicion, everyone: Sequence[Suspicion]) -> tuple[bool, str]:
+        """Kept with every suspect repaired, and broken again with all but this one: it is this site."""
+        if suspicion.proven_by:
+            return True, suspicion.proven_by
+        if suspicion.repair is None or suspicion.site is None:
+            return False, suspicion.unprovable or "no repair of one site can take this fault away"
+        condition = self.trial.named(suspicion.condition)
+        allies = [s for s in everyone if s.site is not None and s.repair is not None]
+        # Another name for the same call would repair it too: what counts is this repair beside those of other calls.
+        alone = [s for s in allies if s.site is not None and s.site.key_name != suspicion.site.key_name]
+        everything = self.verdict(suspicion.promise, condition, [*alone, suspicion])
+        if everything != "kept":
+            alone = [s for s in allies if s is not suspicion]
+            everything = self.verdict(suspicion.promise, condition, allies)
+        what = f"repaired at this call, {suspicion.promise} is kept ({condition.name})"
+        if everything == "kept":
+            if not alone:
+                return True, what
+            without = self.verdict(suspicion.promise, condition, alone)
+            if without == "broken":
+                return True, what if len(
+                    allies
+                ) == 1 else f"{what}, and broken again when all other suspects are repaired but not this one"
+            if self.verdict(suspicion.promise, condition, [suspicion]) == "kept":
+                return True, what
+            if suspicion.promise == "finite" and self._heals(suspicion, condition, alone):
+                return (
+                    True,
+                    f"repaired, this call's output is finite ({condition.name}); left alone it is not, though only pads suffer from it",
+                )
+            return False, "the promise is kept with or without this repair: other repairs are enough"
+        if alone and self.verdict(suspicion.promise, condition, [suspicion]) == "kept":
+            return True, what
+        return False, f"{suspicion.promise} stays {everything} after the repair ({condition.name})"
+
+    def _heals(self, suspicion: Suspicion, condition: Condition, others: Sequence[Suspicion]) -> bool:
+        """Whether the call itself is finite with its repair and not without it, everything else being repaired."""
+
+        def finite(suspicions: Sequence[Suspicion]) -> bool:
+            sites = self.trial.repaired(edits_of(suspicions), [condition]).sites(condition)
+            mine = [
+                s
+                for s in sites
+                if suspicion.site is not None and s.key_name == suspicion.site.key_name and s.tensors is not None
+            ]
+            return bool(mine) and all(
+                bool(torch.isfinite(s.tensors.output).all()) for s in mine if s.tensors is not None
+            )
+
+        return finite([*others, suspicion]) and not finite(others)
+
+    def verdict(self, promise: str, condition: Condition, suspicions: Sequence[Suspicion]) -> str:
+        key = (promise, condition.name, tuple(sorted((s.fault.name, s.site.key_name) for s in suspicions if s.site)))
+        if key not in self._verdicts:
+            conditions = [condition]
+            plain = Condition(PLAIN, condition.layout)
+            repaired = self.trial.repaired(edits_of(suspicions), [condition])
+            if condition.switch.looking and promise == "observer-neutral":
+                repaired = self.trial.repaired(edits_of(suspicions), conditions)
+                repaired._outputs[(plain.name, 0)] = self.trial.output(plain)
+            try:
+                found = [c for c in PROMISES[promise].try_on(repaired) if c.condition == condition.name]
+            except CannotCheck:
+                found = []
+            verdicts = {c.verdict for c in found}
+            self._verdicts[key] = "broken" if "broken" in verdicts else "kept" if "kept" in verdicts else "untried"
+        return self._verdicts[key]

@@ -1,0 +1,300 @@
+"""One check, phase by phase: promises from outside, sites, names, proof, report."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from intently import __version__
+from intently.check.naming import Selection, suspects
+from intently.check.observe import observed
+from intently.check.precision import Setup, noise_floor, set_up, short
+from intently.check.proof import Prover, edits_of
+from intently.errors import CannotCheck
+from intently.faults import FAULTS, Examination, Suspicion
+from intently.intent import Intent
+from intently.promises import PROMISES, Condition, Trial, conditions_of
+from intently.report import Cell, Finding, Report
+from intently.sites import Site
+from intently.targets.running import PLAIN, Runner
+from intently.targets.target import Target
+
+Progress = Callable[[str, int, int], None]
+_SEVERITIES = {"error": 0, "warning": 1, "note": 2}
+_STAGE_LINES = {"project": "score", "outside": "normalize"}  # where a stage's line goes by another stage's name
+
+
+class Check:
+    """The state of one check between its phases."""
+
+    def __init__(self, target: Target, wanted: Selection, dtype: str, seed: int, progress: Progress | None):
+        self.started = time.perf_counter()
+        self.target, self.wanted, self.seed, self.progress = target, wanted, seed, progress
+        self.setup: Setup = set_up(target, dtype)
+        self.notes: list[str] = [*target.notes, *self.setup.notes]
+        self.phase, self.done, self.total = "trying promises", 0, 1
+        self.double: tuple[Trial, list[Condition]] | None = None  # what only float64 turns into NaN
+
+    def report(self) -> Report:
+        self.trial = self._trial()
+        self._settle_precision()
+        self._refuse_dead()
+        plain = self._plain_sites()
+        self.trial.intent = self.intent = observed(self.target, self.setup.lengths, plain)
+        cells = self._grid()
+        self.phase = "looking at the sites"
+        suspicions = suspects(Examination(self.trial, tuple(cells)), self.wanted)
+        self.phase = "proving"
+        findings = self._findings(cells, suspicions)
+        return self._finish(cells, findings, plain)
+
+    # -- what is tried ----------------------------------------------------------------------------------------------
+
+    def _trial(self) -> Trial:
+        setup = self.setup
+        conditions = self._usable(conditions_of(self.target, setup.samples))
+        positions = sum(min(12, s.positions(setup.lengths[s.argument])) for s in self.target.streams)
+        plain = sum(c.switch.name == PLAIN.name for c in conditions)
+        self.total = plain * (positions + 3) + (len(conditions) - plain) * 2 + len(conditions) * len(setup.others)
+        floor = noise_floor(self.target, setup.runner, setup.samples, setup.lengths, self.seed)
+        intent = self.target.intent or Intent()
+        trial = Trial(
+            self.target,
+            intent,
+            setup.runner,
+            conditions,
+            setup.lengths,
+            floor=floor,
+            seed=self.seed,
+            progress=self._tick,
+        )
+        trial.in_precision = setup.others
+        return trial
+
+    def _usable(self, conditions: Sequence[Condition]) -> list[Condition]:
+        """Conditions under which the model runs at all; the others are told in a note."""
+        usable, refused = [], []
+        for condition in conditions:
+            probe = Trial(self.target, Intent(), self.setup.runner, [condition], self.setup.lengths, seed=self.seed)
+            try:
+                probe.output(condition)
+            except Exception as error:
+                refused.append((condition, error))
+            else:
+                usable.append(condition)
+        if not any(c.switch.name == PLAIN.name for c in usable):
+            condition, error = refused[0]
+            raise CannotCheck(
+                f"{self.target.label} raised under every condition, first under {condition.name!r}",
+                cause=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                hint="give inputs= an example call",
+            )
+        for condition, error in refused:
+            said = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+            self.notes.append(f"not tried: {condition.name} ({said})")
+        return usable
+
+    def _tick(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.phase, min(self.done, self.total), self.total)
+
+    def _settle_precision(self) -> None:
+        """A model that float64 alone turns into NaN is checked in the precision it is deployed in; the fault is told all the same."""
+        deployed = self.setup.others.get("float32")
+        if self.setup.runner.dtype != torch.float64 or deployed is None:
+            return
+        ill = [c for c in self.trial.conditions if not c.switch.looking and _ill(self.trial, c)]
+        if not ill:
+            return
+        floor = noise_floor(self.target, deployed, self.setup.samples, self.setup.lengths, self.seed)
+        other = Trial(
+            self.target, self.trial.intent, deployed, self.trial.conditions, self.setup.lengths, floor=floor, seed=self.seed,
+            progress=self._tick,
+        )  # fmt: skip
+        if any(_ill(other, c) for c in ill):
+            return
+        names = ", ".join(c.name for c in ill[:3])
+        self.notes.append(
+            f"float64 alone gives outputs that are not finite ({names}); the promises are tried in float32"
+        )
+        self.double = (self.trial, ill)
+        halves = {n: r for n, r in self.setup.others.items() if n != "float32"}
+        other.in_precision = {"float64": self.trial.runner, **halves}
+        self.trial = other
+
+    def _refuse_dead(self) -> None:
+        """A model whose output no input moves cannot be judged: every mask would pass."""
+        condition = self.trial.conditions[0]
+        if _ill(self.trial, condition):
+            return
+        influence = self.trial.influence(condition)
+        if all(float(m.amax()) == 0 for m in influence.moved.values()):
+            raise CannotCheck(
+                f"no change of any input moves the output of {self.target.label}",
+                cause="its output does not depend on its inputs (zero-initialised output projection, or the wrong argument is changed)",
+                hint="load trained weights, redraw the zeros, or give inputs= an example call",
+            )
+
+    def _plain_sites(self) -> tuple[Site, ...]:
+        plain = [c for c in self.trial.conditions if c.switch.name == PLAIN.name]
+        wide = next((c for c in plain if c.layout.samples > 1), plain[0])
+        sites = self.trial.sites(wide)
+        if not sites:
+            raise CannotCheck(
+                f"no attention call was seen while {self.target.label} ran",
+                cause="no product of queries and keys meets a softmax and then values, and no fused attention kernel ran",
+                hint="check a part of the model that attends, or a forward that is plain PyTorch (not scripted, not a custom kernel)",
+            )
+        return sites
+
+    def _grid(self) -> list[Cell]:
+        cells: list[Cell] = []
+        for promise in PROMISES.values():
+            if promise.name in self.trial.intent.waived:
+                reason = self.trial.intent.waived[promise.name]
+                cells += [
+                    Cell(promise.name, c.name, "not-applicable", note=f"waived: {reason}")
+                    for c in self.trial.conditions
+                ]
+                continue
+            if not self.wanted.promise(promise.name):
+                cells += [Cell(promise.name, c.name, "not-tried", note="not selected") for c in self.trial.conditions]
+                continue
+            self.phase = f"trying {promise.name}"
+            cells += promise.try_on(self.trial)
+        return cells
+
+    # -- what is found ----------------------------------------------------------------------------------------------
+
+    def _findings(self, cells: Sequence[Cell], suspicions: list[Suspicion]) -> list[Finding]:
+        prover = Prover(self.trial)
+        findings = [_finding(s, *prover.prove(s, suspicions)) for s in suspicions]
+        if self.wanted.fault("not-finite"):
+            findings += self._double_only()
+        if self.wanted.fault("side-channel"):
+            findings += self._side_channels(cells, suspicions, prover)
+        return findings
+
+    def _double_only(self) -> list[Finding]:
+        """NaN in float64 alone, located and proven there."""
+        if self.double is None:
+            return []
+        trial, conditions = self.double
+        seen = Examination(trial, tuple(Cell("finite", c.name, "broken", 1.0, 0.0) for c in conditions))
+        found: dict[str, Suspicion] = {}
+        for suspicion in FAULTS["not-finite"].look(seen):
+            found.setdefault(suspicion.site.key_name if suspicion.site else "", replace(suspicion, severity="warning"))
+        prover, everyone = Prover(trial), list(found.values())
+        return [_finding(s, *prover.prove(s, everyone)) for s in everyone]
+
+    def _side_channels(self, cells: Sequence[Cell], suspicions: Sequence[Suspicion], prover: Prover) -> list[Finding]:
+        """What stays broken when every suspect call is repaired is carried by something else."""
+        promises = FAULTS["side-channel"].promises
+        broken = [c for c in cells if c.verdict == "broken" and c.promise in promises]
+        left = []
+        for cell in broken:
+            condition = next((c for c in self.trial.conditions if c.name == cell.condition), None)
+            if condition is None:
+                continue
+            concerned = [s for s in suspicions if s.repair is not None and s.site is not None]
+            if not concerned or prover.verdict(cell.promise, condition, concerned) == "broken":
+                left.append(cell)
+        if not left:
+            return []
+        trial = self.trial.repaired(edits_of(suspicions), self.trial.conditions) if suspicions else self.trial
+        seen = Examination(trial, tuple(left))
+        found: dict[tuple[str, str], Suspicion] = {}
+        for suspicion in FAULTS["side-channel"].look(seen):
+            if suspicion.place or not suspicions:
+                found.setdefault((suspicion.promise, suspicion.place), suspicion)
+        return [_finding(s, bool(s.proven_by), s.proven_by or s.unprovable) for s in found.values()]
+
+    def _finish(self, cells: list[Cell], findings: list[Finding], sites: Sequence[Site]) -> Report:
+        findings.sort(key=lambda f: (_SEVERITIES[f.severity], f.site))
+        self.notes += _unexplained(cells, findings) + self._about_padding()
+        runners = [self.trial.runner, self.setup.runner, *self.setup.others.values()]
+        intent = self.intent
+        return Report(
+            target=self.target.label,
+            verdict="broken" if any(f.severity == "error" for f in findings) else "kept",
+            intent=f"{intent} ({intent.origin})" if intent.mask is not None else str(intent),
+            grid=tuple(cells),
+            findings=tuple(findings),
+            sites=tuple(s.record() for s in sites),
+            environment=_environment(self.trial.runner),
+            forwards=sum(r.forwards for r in {id(r): r for r in runners}.values()),
+            seconds=round(time.perf_counter() - self.started, 3),
+            notes=tuple(self.notes),
+        )
+
+    def _about_padding(self) -> list[str]:
+        masks = [s.padding for s in self.target.streams if s.padding is not None]
+        if not masks:
+            return ["the model takes no key mask: it has no way to ignore pads"]
+        return [
+            f"{m.argument}: a true entry {'keeps' if m.keep else 'hides'} a key, as observed; "
+            f"state it with --padding {m.argument}:{'keep' if m.keep else 'hide'}"
+            for m in masks
+            if m.observed
+        ]
+
+
+def _ill(trial: Trial, condition: Condition) -> bool:
+    output = trial.output(condition)
+    return not bool(torch.isfinite(output[trial.real_rows(condition, output.shape[1])]).all())
+
+
+def _finding(suspicion: Suspicion, proven: bool, note: str) -> Finding:
+    site = suspicion.site
+    stage = suspicion.fault.stage
+    source = None
+    if site is not None:
+        line = {
+            "scale": "scale",
+            "mask": "mask",
+            "normalize": "normalize",
+            "project": "score",
+            "aggregate": "aggregate",
+        }.get(stage, "normalize")
+        line = "dropout" if suspicion.fault.name == "dropout-in-eval" else line
+        source = site.line(line)
+    return Finding(
+        fault=suspicion.fault.name,
+        promise=suspicion.promise,
+        stage=stage,
+        severity=suspicion.severity or suspicion.fault.severity,
+        site=site.path if site is not None else suspicion.place or "(root)",
+        heads=suspicion.heads,
+        source=source,
+        message=suspicion.message,
+        witness=suspicion.witness,
+        proof="proven" if proven else "suspected",
+        proof_note=note,
+        fix=suspicion.fault.fix,
+        condition=suspicion.condition,
+    )
+
+
+def _unexplained(cells: Sequence[Cell], findings: Sequence[Finding]) -> list[str]:
+    """A broken promise that no finding explains must not pass in silence."""
+    explained = {p for f in findings for p in (f.promise, *FAULTS[f.fault].promises)}
+    notes = []
+    for promise in dict.fromkeys(c.promise for c in cells if c.verdict == "broken"):
+        if promise not in explained:
+            first = next(c for c in cells if c.promise == promise and c.verdict == "broken")
+            notes.append(f"{promise} is broken under {first.condition!r}, and no fault known here explains it")
+    return notes
+
+
+def _environment(runner: Runner) -> dict[str, str]:
+    versions = {"intently": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    transformers = sys.modules.get("transformers")
+    if transformers is not None:
+        versions["transformers"] = str(getattr(transformers, "__version__", "?"))
+    return {**versions, "dtype": short(runner.dtype)}
