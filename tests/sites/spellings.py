@@ -275,7 +275,7 @@ def mask_added(q, k, v):
 
 
 def mask_added_finite(q, k, v):
-    return (q @ k.mT * SCALE + torch.finfo(q.dtype).min * future(q)).softmax(-1) @ v
+    return (q @ k.mT * SCALE + torch.finfo(q.dtype).min * future(q).to(q.dtype)).softmax(-1) @ v
 
 
 def mask_where(q, k, v):

@@ -31,6 +31,17 @@ def test_llama(backend):
         assert (site.head_dim, site.role, site.mask, site.queries, site.keys) == (width, "self", "causal", 7, 7)
         assert site.scale.value == pytest.approx(width**-0.5, rel=1e-4)
         assert site.kernel == "written out" if backend == "eager" else site.kernel.startswith("sdpa")
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "eager",
+        pytest.param("sdpa", marks=pytest.mark.xfail(strict=True, reason="the dispatcher's line stands for the model's")),
+    ],
+)
+def test_the_line_is_the_models(backend):
+    for site in find(made("llama", backend).model, input_ids=torch.arange(1, 15).reshape(2, 7)):
         assert site.source.file.endswith("modeling_llama.py")
 
 

@@ -25,7 +25,7 @@ class Case:
     fault: str | None
     sites: tuple[str, ...]
     build: Callable[[], Target]
-    twin: str = ""  # the fault that the clean twin is free of
+    twin: str = ""  # of a planted case: the clean case that lacks the planted line only
 
     def __str__(self) -> str:
         return f"{self.style}-{self.name}"
@@ -34,11 +34,13 @@ class Case:
 def plant(
     style: str, fault: str, name: str, *sites: str, build: Callable[..., Target], bad: tuple[Any, ...], good: tuple[Any, ...]
 ) -> tuple[Case, Case]:
-    """A planted case and its clean twin: the same builder, given parts with the planted line and parts without it."""
-    return (
-        Case(f"{fault}: {name}", style, fault, sites, partial(build, *bad)),
-        Case(f"no {fault}: {name}", style, None, (), partial(build, *good), twin=fault),
-    )
+    """A planted case and its clean twin: the same builder, given parts with the planted line and parts without it.
+
+    The twin is named by its parts, so that faults planted in one model share it.
+    """
+    parts = "-".join(part.__name__ for part in good)
+    twin = Case(f"clean: {build.__name__}-{parts}", style, None, (), partial(build, *good))
+    return Case(f"{fault}: {name}", style, fault, sites, partial(build, *bad), twin=str(twin)), twin
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Outcome:
     errors: tuple[tuple[str, str, str], ...]
     seconds: float
     raised: str = ""
+    twin: str = ""
 
     @property
     def named(self) -> bool:
@@ -105,8 +108,8 @@ def judge(case: Case) -> Outcome:
             torch.manual_seed(0)
             report = intently.check(case.build())
     except CannotCheck as error:
-        return Outcome(str(case), case.style, case.fault, case.sites, (), 0.0, raised=str(error))
+        return Outcome(str(case), case.style, case.fault, case.sites, (), 0.0, str(error), case.twin)
     finally:
         torch.set_num_threads(threads)
     errors = tuple((f.fault, f.site, f.proof) for f in report.findings if f.severity == "error")
-    return Outcome(str(case), case.style, case.fault, case.sites, errors, report.seconds)
+    return Outcome(str(case), case.style, case.fault, case.sites, errors, report.seconds, twin=case.twin)

@@ -247,9 +247,9 @@ class MakesItsDropout(Attention):
         return nn.Dropout(0.1)(att.softmax(dim=-1))
 
 
-class ViewsHeads(Causal):
+class ReshapesHeads(Causal):
     def split(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], self.heads, x.shape[1], self.d)
+        return x.reshape(x.shape[0], self.heads, x.shape[1], self.d)
 
 
 class ReshapesBack(Attention):
@@ -324,8 +324,8 @@ CASES = (
     *plant("matmul", "softmax-wrong-axis", "over queries", *ONE, build=encoder, bad=(A, SumsOverQueries), good=(A, A)),
     *plant("matmul", "softmax-wrong-axis", "over samples", "inner", build=alone, bad=(SumsOverSamples,), good=(A,)),
     *plant("matmul", "dropout-in-eval", "a Dropout made in the forward", *ALL, build=encoder, bad=(MakesItsDropout, MakesItsDropout), good=(A, A)),
-    *plant("matmul", "heads-interleaved", "view without transpose", *H1, build=decoder, bad=(C, ViewsHeads), good=(C, C)),
-    *plant("matmul", "heads-interleaved", "reshape without transpose", "inner", build=alone, bad=(ReshapesBack,), good=(A,)),
+    *plant("matmul", "heads-interleaved", "reshape to heads first", *H1, build=decoder, bad=(C, ReshapesHeads), good=(C, C)),
+    *plant("matmul", "heads-interleaved", "merged without transpose", "inner", build=alone, bad=(ReshapesBack,), good=(A,)),
     *plant("matmul", "not-finite", "-inf beside left pads", "h.0.attention", build=decoder, bad=(FillsWithInfinity, C), good=(C, C)),
     *plant("matmul", "observer-effect", "weights come unscaled", *ALL, build=encoder, bad=(LooksUnscaled, LooksUnscaled), good=(A, A)),
     *plant("matmul", "side-channel", "statistics of the batch", "blocks.0.norm1", build=normed, bad=(LiveStatisticsLayer, BatchNormLayer), good=(BatchNormLayer, BatchNormLayer)),

@@ -86,11 +86,21 @@ class Llama(nn.Module):
         self.embed_tokens, self.layers = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList(blocks)
         self.norm, self.lm_head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.through(input_ids, attention_mask, False)
+
+    def through(self, input_ids: Tensor, attention_mask: Tensor | None, output_attentions: bool) -> Tensor:
         x = self.embed_tokens(input_ids)
         for layer in self.layers:
             x = layer(x, attention_mask, output_attentions)
         return self.lm_head(self.norm(x))
+
+
+class Showing(Llama):
+    """One that can be asked for the weights, which a fused call does not give."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False) -> Tensor:
+        return self.through(input_ids, attention_mask, output_attentions)
 
 
 class Features(nn.Module):
@@ -159,6 +169,11 @@ class Single(nn.Module):
 def decoder(*attentions: type[Attention]) -> Target:
     torch.manual_seed(13)
     return Target(Llama([Block(a) for a in attentions]).eval(), Intent(Mask.causal()), tokens=VOCABULARY)
+
+
+def showing(*attentions: type[Attention]) -> Target:
+    torch.manual_seed(13)
+    return Target(Showing([Block(a) for a in attentions]).eval(), Intent(Mask.causal()), tokens=VOCABULARY)
 
 
 def encoder(*attentions: type[Attention]) -> Target:
@@ -341,7 +356,7 @@ CASES = (
     *plant("sdpa", "heads-interleaved", "view without transpose", *ONE, build=decoder, bad=(A, ViewsHeads), good=(A, A)),
     *plant("sdpa", "heads-interleaved", "merged without transpose", "layers.0.self_attn", build=decoder, bad=(MergesHeadsFirst, A), good=(A, A)),
     *plant("sdpa", "not-finite", "0 × -inf", *ONE, build=encoder, bad=(W, ZeroTimesInfinity), good=(W, W)),
-    *plant("sdpa", "observer-effect", "weights come without the pads", *ONE, build=decoder, bad=(A, LooksWithoutPads), good=(A, A)),
-    *plant("sdpa", "observer-effect", "weights come without the triangle", *ALL, build=decoder, bad=(LooksWithoutTriangle, LooksWithoutTriangle), good=(A, A)),
+    *plant("sdpa", "observer-effect", "weights come without the pads", *ONE, build=showing, bad=(A, LooksWithoutPads), good=(A, A)),
+    *plant("sdpa", "observer-effect", "weights come without the triangle", *ALL, build=showing, bad=(LooksWithoutTriangle, LooksWithoutTriangle), good=(A, A)),
     *plant("sdpa", "side-channel", "the mean of the whole sequence", "layers.0.context", build=summarised, bad=(WholeSummaryBlock, SummaryBlock), good=(SummaryBlock, SummaryBlock)),
 )  # fmt: skip

@@ -39,6 +39,7 @@ class Check:
         self.notes: list[str] = [*target.notes, *self.setup.notes]
         self.phase, self.done, self.total = "trying promises", 0, 1
         self.double: tuple[Trial, list[Condition]] | None = None  # what only float64 turns into NaN
+        self.aside: tuple[Trial, list[Condition]] | None = None  # conditions that are tried in float32 for that reason
 
     def report(self) -> Report:
         self.trial = self._trial()
@@ -46,12 +47,30 @@ class Check:
         self._refuse_dead()
         plain = self._plain_sites()
         self.trial.intent = self.intent = observed(self.target, self.setup.lengths, plain)
-        cells = self._grid()
-        self.phase = "looking at the sites"
-        suspicions = suspects(Examination(self.trial, tuple(cells)), self.wanted)
-        self.phase = "proving"
-        findings = self._findings(cells, suspicions)
+        cells, findings = self._judge(self.trial)
+        if self.wanted.fault("not-finite"):
+            findings += self._double_only()
+        if self.aside is not None:
+            trial, conditions = self.aside
+            trial.intent = self.intent
+            more, found = self._judge(trial)
+            names = {c.name for c in conditions}
+            cells += [replace(c, note=c.note or "in float32") for c in more if c.condition in names]
+            known = {(f.fault, f.site) for f in findings}
+            findings += [f for f in found if f.condition in names and (f.fault, f.site) not in known]
         return self._finish(cells, findings, plain)
+
+    def _judge(self, trial: Trial) -> tuple[list[Cell], list[Finding]]:
+        """The grid of one trial, and what its broken promises come from."""
+        cells = self._grid(trial)
+        self.phase = "looking at the sites"
+        suspicions = suspects(Examination(trial, tuple(cells)), self.wanted)
+        self.phase = "proving"
+        prover = Prover(trial)
+        findings = [_finding(s, *prover.prove(s, suspicions)) for s in suspicions]
+        if self.wanted.fault("side-channel"):
+            findings += self._side_channels(cells, suspicions, prover)
+        return cells, findings
 
     # -- what is tried ----------------------------------------------------------------------------------------------
 
@@ -105,28 +124,43 @@ class Check:
             self.progress(self.phase, min(self.done, self.total), self.total)
 
     def _settle_precision(self) -> None:
-        """A model that float64 alone turns into NaN is checked in the precision it is deployed in; the fault is told all the same."""
+        """Conditions that float64 alone turns into NaN are tried in the deployed precision; the fault is told all the same."""
         deployed = self.setup.others.get("float32")
         if self.setup.runner.dtype != torch.float64 or deployed is None:
             return
-        ill = [c for c in self.trial.conditions if not c.switch.looking and _ill(self.trial, c)]
+        ill = [c for c in self.trial.conditions if _ill(self.trial, c)]
         if not ill:
             return
+        double, conditions = self.trial, self.trial.conditions
         floor = noise_floor(self.target, deployed, self.setup.samples, self.setup.lengths, self.seed)
-        other = Trial(
-            self.target, self.trial.intent, deployed, self.trial.conditions, self.setup.lengths, floor=floor, seed=self.seed,
+        single = Trial(
+            self.target,
+            double.intent,
+            deployed,
+            conditions,
+            self.setup.lengths,
+            floor=floor,
+            seed=self.seed,
             progress=self._tick,
-        )  # fmt: skip
-        if any(_ill(other, c) for c in ill):
+        )
+        if any(_ill(single, c) for c in ill):
             return
         names = ", ".join(c.name for c in ill[:3])
         self.notes.append(
-            f"float64 alone gives outputs that are not finite ({names}); the promises are tried in float32"
+            f"float64 alone gives outputs that are not finite ({names}); there the promises are tried in float32"
         )
-        self.double = (self.trial, ill)
-        halves = {n: r for n, r in self.setup.others.items() if n != "float32"}
-        other.in_precision = {"float64": self.trial.runner, **halves}
-        self.trial = other
+        self.double = (double, ill)
+        if any(c.switch.name == PLAIN.name for c in ill):
+            halves = {n: r for n, r in self.setup.others.items() if n != "float32"}
+            single.in_precision = {"float64": double.runner, **halves}
+            self.trial = single
+            return
+        # The model as it is runs well in float64: only the ill switches are tried in float32, beside their plain runs.
+        layouts = {c.layout.name for c in ill}
+        plain = [c for c in conditions if c.switch.name == PLAIN.name and c.layout.name in layouts]
+        double.conditions = tuple(c for c in conditions if c not in ill)
+        single.conditions = tuple(c for c in conditions if c in ill or c in plain)
+        self.aside = (single, ill)
 
     def _refuse_dead(self) -> None:
         """A model whose output no input moves cannot be judged: every mask would pass."""
@@ -153,33 +187,23 @@ class Check:
             )
         return sites
 
-    def _grid(self) -> list[Cell]:
+    def _grid(self, trial: Trial) -> list[Cell]:
         cells: list[Cell] = []
         for promise in PROMISES.values():
-            if promise.name in self.trial.intent.waived:
-                reason = self.trial.intent.waived[promise.name]
+            if promise.name in trial.intent.waived:
+                reason = trial.intent.waived[promise.name]
                 cells += [
-                    Cell(promise.name, c.name, "not-applicable", note=f"waived: {reason}")
-                    for c in self.trial.conditions
+                    Cell(promise.name, c.name, "not-applicable", note=f"waived: {reason}") for c in trial.conditions
                 ]
                 continue
             if not self.wanted.promise(promise.name):
-                cells += [Cell(promise.name, c.name, "not-tried", note="not selected") for c in self.trial.conditions]
+                cells += [Cell(promise.name, c.name, "not-tried", note="not selected") for c in trial.conditions]
                 continue
             self.phase = f"trying {promise.name}"
-            cells += promise.try_on(self.trial)
+            cells += promise.try_on(trial)
         return cells
 
     # -- what is found ----------------------------------------------------------------------------------------------
-
-    def _findings(self, cells: Sequence[Cell], suspicions: list[Suspicion]) -> list[Finding]:
-        prover = Prover(self.trial)
-        findings = [_finding(s, *prover.prove(s, suspicions)) for s in suspicions]
-        if self.wanted.fault("not-finite"):
-            findings += self._double_only()
-        if self.wanted.fault("side-channel"):
-            findings += self._side_channels(cells, suspicions, prover)
-        return findings
 
     def _double_only(self) -> list[Finding]:
         """NaN in float64 alone, located and proven there."""
@@ -199,7 +223,7 @@ class Check:
         broken = [c for c in cells if c.verdict == "broken" and c.promise in promises]
         left = []
         for cell in broken:
-            condition = next((c for c in self.trial.conditions if c.name == cell.condition), None)
+            condition = next((c for c in prover.trial.conditions if c.name == cell.condition), None)
             if condition is None:
                 continue
             concerned = [s for s in suspicions if s.repair is not None and s.site is not None]
@@ -207,7 +231,7 @@ class Check:
                 left.append(cell)
         if not left:
             return []
-        trial = self.trial.repaired(edits_of(suspicions), self.trial.conditions) if suspicions else self.trial
+        trial = prover.trial.repaired(edits_of(suspicions), prover.trial.conditions) if suspicions else prover.trial
         seen = Examination(trial, tuple(left))
         found: dict[tuple[str, str], Suspicion] = {}
         for suspicion in FAULTS["side-channel"].look(seen):
@@ -236,7 +260,8 @@ class Check:
     def _about_padding(self) -> list[str]:
         masks = [s.padding for s in self.target.streams if s.padding is not None]
         if not masks:
-            return ["the model takes no key mask: it has no way to ignore pads"]
+            said = "no key mask of this model was tried" if self.target.known else "the model takes no key mask"
+            return [said if self.target.known else f"{said}: it has no way to ignore pads"]
         return [
             f"{m.argument}: a true entry {'keeps' if m.keep else 'hides'} a key, as observed; "
             f"state it with --padding {m.argument}:{'keep' if m.keep else 'hide'}"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from intently.intent import Intent
 from intently.promises import Condition, Trial
+from intently.promises.cells import same_as
 from intently.report import Cell, Table, Witness
 from intently.sites import Site
 from intently.targets.stream import Batch, Stream
@@ -179,6 +180,11 @@ class Examination:
     trial: Trial
     cells: tuple[Cell, ...]
 
+    @cached_property
+    def distinct(self) -> tuple[Condition, ...]:
+        """Conditions whose outputs no earlier one gives."""
+        return tuple(c for c in self.trial.conditions if same_as(self.trial, c) is None)
+
     def broken(self, promise: str) -> tuple[Condition, ...]:
         """Conditions under which a promise is broken."""
         names = {c.condition for c in self.cells if c.promise == promise and c.verdict == "broken"}
@@ -197,8 +203,8 @@ class Examination:
         return next((c for c in self.cells if c.promise == promise and c.condition == condition.name), None)
 
     def looks(self, conditions: Iterable[Condition] | None = None) -> Iterator[Look]:
-        """Every site under every condition, or some."""
-        for condition in self.trial.conditions if conditions is None else conditions:
+        """Every site under every condition that gives outputs of its own, or under some conditions."""
+        for condition in self.distinct if conditions is None else conditions:
             batch = self.trial.batch(condition.layout)
             for site in self.trial.sites(condition):
                 yield Look(self.trial, condition, site, batch)

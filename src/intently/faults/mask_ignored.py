@@ -50,7 +50,7 @@ def weakly_masked(look: Look, pairs: Tensor) -> bool:
     spread = float(added[plain].abs().amax())
     marks, constant = added[pairs], tensors.logits[pairs].double()
     size = float(tensors.logits[plain].double().abs().amax().clamp_min(1e-9))
-    filled = pairs.sum() > 3 and float((constant - constant.median()).abs().amax()) <= 1e-9 * size
+    filled = int(pairs.sum()) > 3 and float((constant - constant.median()).abs().amax()) <= 1e-9 * size
     return bool((marks.abs() > 10 * spread + 1e-9 * size).double().mean() > 0.9) or filled
 
 

@@ -50,8 +50,8 @@ def try_on(trial: Trial) -> Iterable[Cell]:
         if cells.ill(trial, condition):
             found.append(cells.untried("batch-independent", condition, "real outputs are not finite"))
             continue
-        if cells.as_plain(trial, condition):
-            found.append(cells.like_plain("batch-independent", condition, found))
+        if same := cells.same_as(trial, condition):
+            found.append(cells.inherited("batch-independent", condition, same, found))
             continue
         noise = trial.threshold(trial.influence(condition).base)
         worst, note = crossed(trial, condition), ""

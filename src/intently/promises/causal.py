@@ -46,8 +46,8 @@ def try_on(trial: Trial) -> Iterable[Cell]:
     for condition in trial.conditions:
         if cells.ill(trial, condition):
             found.append(cells.untried("causal", condition, "real outputs are not finite"))
-        elif cells.as_plain(trial, condition):
-            found.append(cells.like_plain("causal", condition, found))
+        elif same := cells.same_as(trial, condition):
+            found.append(cells.inherited("causal", condition, same, found))
         elif not cells.has_positions(trial, trial.influence(condition)):
             found.append(cells.untried("causal", condition, "the output has no position axis"))
         else:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from intently.promises.trial import Condition, Influence, Trial, difference
 from intently.report import Cell
-from intently.targets.running import PLAIN
 
 
 def reach(seen: Tensor) -> Tensor:
@@ -35,24 +34,54 @@ def real_positions(trial: Trial, condition: Condition, stream: str, positions: T
     return torch.ones(len(positions), dtype=torch.bool) if kept is None else kept[0][positions]
 
 
-def as_plain(trial: Trial, condition: Condition) -> bool:
-    """True when a switch leaves every real output as it is without it: then the same promises are kept or broken."""
-    if condition.switch.name == PLAIN.name or trial.edits:
+def same_as(trial: Trial, condition: Condition) -> Condition | None:
+    """An earlier condition that gives the same real outputs: then the same promises are kept or broken under both.
+
+    A switch is held against the run without it; a mask of ones, or one sample alone, against the plain batch.
+    """
+    if trial.edits:
+        return None
+    for other in trial.conditions:
+        if other == condition:
+            return None
+        alike = other.layout == condition.layout or not (condition.layout.padded or other.layout.padded)
+        if alike and _agree(trial, condition, other):
+            return other
+    return None
+
+
+def _agree(trial: Trial, condition: Condition, other: Condition) -> bool:
+    mine, theirs = trial.output(condition), trial.output(other)
+    samples = min(mine.shape[0], theirs.shape[0])
+    if mine.shape[1:] != theirs.shape[1:]:
         return False
-    plain = Condition(PLAIN, condition.layout)
-    mine, theirs = trial.output(condition), trial.output(plain)
-    if mine.shape != theirs.shape:
+    rows = trial.real_rows(condition, mine.shape[1])[:samples]
+    # Another number of samples means other roundings.
+    wider = 1 if condition.layout.samples == other.layout.samples else 20
+    return bool((difference(mine[:samples], theirs[:samples])[rows] <= wider * trial.threshold(theirs)).all())
+
+
+def inherited(promise: str, condition: Condition, other: Condition, found: Sequence[Cell]) -> Cell:
+    """The verdict of a condition with the same outputs."""
+    earlier = next((c for c in found if c.condition == other.name), None)
+    if earlier is None:
+        return untried(promise, condition, f"not tried under {other.name} either")
+    return replace(earlier, condition=condition.name, note=f"the same outputs as under {other.name}")
+
+
+def rounding_only(trial: Trial, condition: Condition, other: Condition, gap: float) -> bool:
+    """Whether two ways of running differ by the rounding of a float32 step inside a float64 model.
+
+    A gap of that size is settled in float32: there the two must agree to its own rounding.
+    """
+    deployed = trial.in_precision.get("float32")
+    scale = float(torch.nan_to_num(trial.output(other)).abs().amax())
+    if deployed is None or gap > 1e-5 * scale:
         return False
+    batch = trial.batch(condition.layout, dtype=deployed.dtype)
+    mine, theirs = deployed.output(batch, condition.switch), deployed.output(batch, other.switch)
     rows = trial.real_rows(condition, mine.shape[1])
-    return bool((difference(mine, theirs)[rows] <= trial.threshold(theirs)).all())
-
-
-def like_plain(promise: str, condition: Condition, found: Sequence[Cell]) -> Cell:
-    """The verdict without the switch, which also holds with it."""
-    plain = next((c for c in found if c.condition == condition.layout.name), None)
-    if plain is None:
-        return untried(promise, condition, "not tried without the switch either")
-    return replace(plain, condition=condition.name, note="as without the switch")
+    return bool((difference(mine, theirs)[rows] <= 1e-4 * theirs.abs().amax()).all())
 
 
 def cell(promise: str, condition: Condition, error: float, noise: float, *, broken: bool, note: str = "") -> Cell:

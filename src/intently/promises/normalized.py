@@ -40,7 +40,7 @@ def has_sink(site: Site) -> bool:
 def try_on(trial: Trial) -> Iterable[Cell]:
     found = []
     for condition in trial.conditions:
-        if condition.layout.samples < 2 or condition.layout.padded or cells.as_plain(trial, condition):
+        if condition.layout.samples < 2 or condition.layout.padded or cells.same_as(trial, condition):
             continue
         sites = trial.sites(condition)
         if not sites:

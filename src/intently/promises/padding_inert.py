@@ -74,8 +74,8 @@ def try_on(trial: Trial) -> Iterable[Cell]:
         if cells.ill(trial, condition):
             found.append(cells.untried("padding-inert", condition, "real outputs are not finite"))
             continue
-        if cells.as_plain(trial, condition):
-            found.append(cells.like_plain("padding-inert", condition, found))
+        if same := cells.same_as(trial, condition):
+            found.append(cells.inherited("padding-inert", condition, same, found))
             continue
         noise = trial.threshold(trial.influence(condition).base)
         moved = stirred(trial, condition)

@@ -40,8 +40,8 @@ def try_on(trial: Trial) -> Iterable[Cell]:
     for condition in trial.conditions:
         if cells.ill(trial, condition):
             found.append(cells.untried("sees-all", condition, "real outputs are not finite"))
-        elif cells.as_plain(trial, condition):
-            found.append(cells.like_plain("sees-all", condition, found))
+        elif same := cells.same_as(trial, condition):
+            found.append(cells.inherited("sees-all", condition, same, found))
         else:
             missing = unseen(trial, condition)
             count = sum(int(m.sum()) for m in missing.values())

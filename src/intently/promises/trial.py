@@ -218,7 +218,7 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
 
 def conditions_of(target: Target, samples: int) -> tuple[Condition, ...]:
     """Every circumstance to try for a target: masks absent, of ones and real; pads on either side; alone and in a batch."""
-    layouts = [Layout("batch 1", 1), Layout(f"batch {samples}", samples)]
+    layouts = [Layout(f"batch {samples}", samples), Layout("batch 1", 1)]
     padded = [s for s in target.streams if s.padding is not None]
     if padded:
         ones = {s.argument: "none" for s in padded}

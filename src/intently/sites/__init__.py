@@ -15,7 +15,20 @@ from intently.sites.site import Rows, Scale, Site, Tensors
 from intently.sites.trace import Edit, Settings, Tracer, tracing
 from intently.sites.trace_types import Sizes
 
-__all__ = ["Edit", "Replacement", "Rows", "Scale", "Settings", "Site", "Sizes", "Tensors", "Tracer", "find", "tracing"]
+__all__ = [
+    "Edit",
+    "Replacement",
+    "Rows",
+    "Scale",
+    "Settings",
+    "Site",
+    "Sizes",
+    "Tensors",
+    "Tracer",
+    "find",
+    "sequence_first",
+    "tracing",
+]
 
 
 def named_arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,17 +62,31 @@ def find(model: Any, *args: Any, **kwargs: Any) -> tuple[Site, ...]:
     [('(root)', 2, 'full')]
     """
     arguments = named_arguments(model, args, kwargs)
-    with torch.no_grad(), tracing(model, arguments, Settings(sizes=sizes_of(arguments))) as tracer:
+    with torch.no_grad(), tracing(model, arguments, Settings(sizes=sizes_of(model, arguments))) as tracer:
         model(*args, **kwargs)
     return tracer.sites()
 
 
-def sizes_of(arguments: Mapping[str, Any]) -> Sizes:
+def sequence_first(model: Any) -> bool:
+    """torch's own layers say their layout; a model of someone's own is batch first unless its behaviour tells otherwise."""
+    if isinstance(model, (nn.MultiheadAttention,)):
+        return not model.batch_first
+    if isinstance(model, nn.Transformer):
+        return not model.batch_first
+    if isinstance(model, (nn.TransformerEncoder, nn.TransformerDecoder)):
+        return not model.layers[0].self_attn.batch_first  # type: ignore[union-attr]
+    if isinstance(model, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        return not model.self_attn.batch_first
+    return False
+
+
+def sizes_of(model: Any, arguments: Mapping[str, Any]) -> Sizes:
     """A guess at the batch size and the stream lengths from the shapes of the arguments."""
     shapes = [v.shape for v in arguments.values() if isinstance(v, torch.Tensor) and v.dim() >= 2]
     if not shapes:
         return Sizes()
-    return Sizes(batch=shapes[0][0], lengths=frozenset(s[1] for s in shapes))
+    batch, length = (1, 0) if sequence_first(model) else (0, 1)
+    return Sizes(batch=shapes[0][batch], lengths=frozenset(s[length] for s in shapes))
 
 
 callable_module(__name__, "find")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -45,7 +45,9 @@ def locate(names: Names) -> tuple[str, Source | None]:
         if source is None and theirs:
             source = Source(file, frame.f_lineno)
         if path is None and not ours and code.co_argcount:
-            path = names.path(frame.f_locals.get(code.co_varnames[0]))
+            owner = frame.f_locals.get(code.co_varnames[0])
+            # A function that is handed a module (a library's dispatcher) is not that module's own code.
+            path = names.path(owner) if _is_method(owner, code) else None
             # A library's dispatcher (in site-packages, another file than the module's) says less than the module's line.
             if (
                 path is not None
@@ -57,6 +59,12 @@ def locate(names: Names) -> tuple[str, Source | None]:
                 source = Source(file, frame.f_lineno)
         frame = frame.f_back
     return path or "(root)", source
+
+
+def _is_method(owner: object, code: CodeType) -> bool:
+    return code.co_varnames[0] == "self" or any(
+        getattr(vars(kind).get(code.co_name), "__code__", None) is code for kind in type(owner).__mro__
+    )
 
 
 def parameters_of(root: object) -> Mapping[str, torch.Tensor]:

@@ -30,7 +30,10 @@ class Lookup:
 
     def _score_side(self) -> frozenset[str]:
         stops = [s.node for s in self._pending.scores]
-        return _side_between(self._pending.logits_node, stops or [_projected(self._pending.logits_node)])
+        side = _side_between(self._pending.logits_node, stops or [_projected(self._pending.logits_node)])
+        for score in self._pending.scores:  # baddbmm adds its first argument
+            side = side.union(*(n.origins for n in score.node.inputs if n not in score.operands))
+        return side
 
     def from_logits(self, values: Tensor) -> Tensor | None:
         """Something shaped like the softmax's input, laid out like the weights."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from intently.errors import CannotCheck
+from intently.sites import sequence_first
 from intently.targets.stream import MaskForm, Padding, Stream
 from intently.targets.switches import switches_of
 from intently.targets.target import Target, call
@@ -41,12 +44,24 @@ def discover(target: Target) -> Target:
     model = target.model
     if isinstance(model, nn.Module):
         _refuse_unusable(model)
+    if _is_pretrained(target):
+        from intently.targets import huggingface
+
+        with contextlib.suppress(CannotCheck):  # someone's own class may read what only trying finds
+            return huggingface.completed(target)
     if target.inputs is not None:
         found = _from_example(target)
     else:
         found = _by_trying(target)
     found = _with_padding(found)
     return dataclasses.replace(found, switches=(*found.switches, *switches_of(model, found)))
+
+
+def _is_pretrained(target: Target) -> bool:
+    """Whether the model is one of transformers, about whose inputs nothing is said."""
+    module = sys.modules.get("transformers.modeling_utils")
+    said = (target.inputs, target.tokens, target.features, target.padding)
+    return module is not None and isinstance(target.model, module.PreTrainedModel) and all(s is None for s in said)
 
 
 def _refuse_unusable(model: nn.Module) -> None:
@@ -173,7 +188,7 @@ def _candidates(target: Target, names: Sequence[str]) -> Iterator[tuple[Stream, 
             kinds += [Stream(name, "tokens", vocab=target.tokens or 2)]
         if target.tokens is None:
             widths = [target.features] if target.features else _widths_in(model)
-            kinds += [Stream(name, "features", width=w, sequence_first=_sequence_first(model)) for w in widths]
+            kinds += [Stream(name, "features", width=w, sequence_first=sequence_first(model)) for w in widths]
             if target.features is None:
                 kinds += list(_pictures(model, name))
         options.append(kinds)
@@ -192,19 +207,6 @@ def _products(options: Sequence[Sequence[Stream]]) -> Iterator[tuple[Stream, ...
     combined = [(s, *others) for s in first for others in _products(rest)]
     combined.sort(key=lambda streams: len({(s.kind, s.width) for s in streams}))
     yield from combined
-
-
-def _sequence_first(model: Any) -> bool:
-    """torch's own layers say their layout; a model of someone's own is batch first unless its behaviour tells otherwise."""
-    if isinstance(model, (nn.MultiheadAttention,)):
-        return not model.batch_first
-    if isinstance(model, nn.Transformer):
-        return not model.batch_first
-    if isinstance(model, (nn.TransformerEncoder, nn.TransformerDecoder)):
-        return not model.layers[0].self_attn.batch_first  # type: ignore[union-attr]
-    if isinstance(model, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
-        return not model.self_attn.batch_first
-    return False
 
 
 def _widths_in(model: Any) -> list[int]:
@@ -452,7 +454,7 @@ def _from_example(target: Target) -> Target:
             streams.append(Stream(name, "tokens", vocab=max(vocab, 2)))
         elif value.is_floating_point() and value.dim() == 3:
             streams.append(
-                Stream(name, "features", width=value.shape[-1], sequence_first=_sequence_first(target.model))
+                Stream(name, "features", width=value.shape[-1], sequence_first=sequence_first(target.model))
             )
         elif value.is_floating_point() and value.dim() == 4 and _looks_like_qkv([name, "k", "v"]):
             streams.append(Stream(name, "features", width=value.shape[-1], heads=value.shape[1]))

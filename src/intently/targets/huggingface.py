@@ -1,4 +1,4 @@
-"""A transformers model as a target: built tiny, loaded from a folder, or given; its intent read from its configuration."""
+"""A transformers model as a target: built tiny, loaded or given, its intent read from its configuration."""
 
 from __future__ import annotations
 
@@ -97,12 +97,19 @@ def from_model(model: Any) -> Target:
 def completed(target: Target) -> Target:
     """A target whose model is a transformers model, with what is known of it filled in beside what it says itself."""
     known = from_model(target.model)
-    said = {
-        field.name: value
-        for field in dataclasses.fields(Target)
-        if field.name != "notes" and (value := getattr(target, field.name)) != field.default and value not in ((), {})
-    }
-    return dataclasses.replace(known, **said, notes=(*target.notes, *known.notes))
+    streams = known.streams
+    if target.length is not None:
+        streams = tuple(s if s.length else dataclasses.replace(s, length=target.length) for s in streams)
+    return dataclasses.replace(
+        known,
+        streams=streams,
+        intent=target.intent or known.intent,
+        name=target.name or known.name,
+        constants={**known.constants, **target.constants},
+        switches=(*known.switches, *target.switches),
+        known=target.known or known.known,
+        notes=(*target.notes, *known.notes),
+    )
 
 
 def _target(model: Any, kind: str, name: str) -> Target:
@@ -206,9 +213,7 @@ def _loaded(path: Path, config: Any, model_class: Any, seed: int) -> tuple[nn.Mo
     missing = sorted(info.get("missing_keys", ()))
     notes = ()
     if missing:
-        notes = (
-            f"{len(missing)} weights of {model_class.__name__} are not in {path} and are random, the first is {missing[0]}",
-        )
+        notes = (f"{path} lacks {len(missing)} weights of {model_class.__name__}: random ones, the first {missing[0]}",)
     return model.eval(), notes
 
 
@@ -217,9 +222,7 @@ def _random(path: Path, config: Any, model_class: Any, seed: int) -> tuple[nn.Mo
         size = sum(p.numel() for p in model_class(config).parameters())
     if size > MOST_RANDOM_PARAMETERS:
         built = building._build(str(config.model_type), model_class.__name__, config, seed)
-        return built.model, (
-            f"{path} holds no weights: a random model of this architecture was checked, shrunk from {size / 1e6:.0f}M parameters",
-        )
+        return built.model, (f"{path} holds no weights: checked random and shrunk from {size / 1e6:.0f}M parameters",)
     model = model_class(config).float().eval()
     building.redraw(model, seed)
     return model, (f"{path} holds no weights: random ones of full size were checked ({size / 1e6:.1f}M parameters)",)
@@ -354,7 +357,7 @@ def _set_to(name: str) -> Callable[[Any], AbstractContextManager[None]]:
 
         before = [(config, config._attn_implementation_internal) for config in _configs(model)]
         level = logging.get_verbosity()
-        logging.set_verbosity(logging.CRITICAL)
+        logging.set_verbosity(50)  # critical: the change is announced in the condition's name, not in a log
         try:
             model.set_attn_implementation(name)
             yield
@@ -367,7 +370,7 @@ def _set_to(name: str) -> Callable[[Any], AbstractContextManager[None]]:
 
 
 def _settable(model: Any, name: str) -> bool:
-    """Whether some part of the model takes this implementation; a part whose class was chosen when it was made does not."""
+    """Whether some part of the model takes this implementation; one with a class for each does not."""
     from transformers import PreTrainedModel
 
     parts = [m for m in model.modules() if isinstance(m, PreTrainedModel) and m._can_set_attn_implementation()]

@@ -61,12 +61,17 @@ class Stream:
     avoid: frozenset[int] = frozenset()  # ids that mean something special
     like: Tensor | None = None  # an example whose values outside the positions are kept (extra axes)
 
-    def make(self, batch: int, length: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-        """Random content."""
+    def make(self, batch: int, length: int, seed: int, dtype: torch.dtype) -> Tensor:
+        """Random content; sample b is the same whatever the number of samples."""
+        axis = 1 if self.sequence_first else 0
+        return torch.stack([self._sample(length, seed * 104729 + b, dtype) for b in range(batch)], axis)
+
+    def _sample(self, length: int, seed: int, dtype: torch.dtype) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
         if self.kind == "tokens":
-            ids = self.ids[torch.randint(len(self.ids), (batch, length), generator=generator)]
-            return ids.T.contiguous() if self.sequence_first else ids
-        shape = self.shape(batch, length)
+            return self.ids[torch.randint(len(self.ids), (length,), generator=generator)]
+        shape = list(self.shape(1, length))
+        del shape[1 if self.sequence_first else 0]
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
     @property

@@ -99,14 +99,13 @@ class Target:
         kept: Mapping[str, Tensor] | None = None,
     ) -> Batch:
         """Random inputs; `kept[stream]` is a bool `[batch, position]` for the streams whose mask is to be passed."""
-        generator = torch.Generator().manual_seed(seed)
         arguments: dict[str, Any] = {}
         for name, value in self.constants.items():
             arguments[name] = value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
         real = {}
-        for stream in self.streams:
+        for number, stream in enumerate(self.streams):
             length = lengths[stream.argument]
-            arguments[stream.argument] = stream.make(samples, length, generator, dtype)
+            arguments[stream.argument] = stream.make(samples, length, seed * 31 + number, dtype)
             given = (kept or {}).get(stream.argument)
             real[stream.argument] = (
                 given if given is not None else torch.ones(samples, stream.positions(length), dtype=torch.bool)
