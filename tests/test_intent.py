@@ -24,7 +24,13 @@ def test_a_phrase():
     intent = Intent.parse("causal & window(2)")
     assert torch.equal(intent.mask.matrix(4), torch.ones(4, 4).tril().triu(-1).bool())
     assert str(intent) == "causal & window(2)"
-    assert (intent.encoder, intent.scale, intent.scale_is_free, intent.waived, intent.origin) == (None, None, False, {}, "stated")
+    assert (intent.encoder, intent.scale, intent.scale_is_free, intent.waived, intent.origin) == (
+        None,
+        None,
+        False,
+        {},
+        "stated",
+    )
 
 
 def test_words_that_mean_nothing():
@@ -36,7 +42,8 @@ def test_words_that_mean_nothing():
     ("intent", "causal"),
     [
         (Intent(), None), (Intent(Mask.causal()), True), (Intent(Mask.full()), False), (Intent.encoder_decoder(), True),
-        (Intent(Mask.causal() & Mask.window(3)), True), (Intent.parse("prefix(3)"), False), (Intent.parse("window(2, 2)"), False),
+        (Intent(Mask.causal() & Mask.window(3)), True), (Intent.parse("prefix(3)"), False),
+        (Intent.parse("window(2, 2)"), False),
         (Intent.parse("causal & documents(5, 7)"), True),
     ],
     ids=str,

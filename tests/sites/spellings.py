@@ -1,6 +1,6 @@
-"""One attention written in many ways: the same projections, and a function of q, k, v that differs from spelling to spelling.
+"""One attention written in many ways: the same projections, and a function of q, k, v that differs.
 
-Sizes differ from each other wherever they can: 2 samples, 3 heads, 5 positions, query width 4, value width 6, input width 7.
+Sizes differ from each other: 2 samples, 3 heads, 5 positions, query width 4, value width 6, input width 7.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCALE = 0.5  # 1 / √4
 
 
 class Written(nn.Module):
-    """Projects `x` to `[batch, heads, position, width]` and calls `mix(q, k, v)`, which gives the output in that layout."""
+    """Projects `x` to `[batch, heads, position, width]`; `mix(q, k, v)` gives the output in that layout."""
 
     def __init__(self, mix: Callable[..., Tensor], kv_heads: int = HEADS, heads: int = HEADS):
         super().__init__()
@@ -149,9 +149,9 @@ def by_product_and_torch_sum(q, k, v):
 
 
 PRODUCTS = (
-    by_operator, by_matmul, by_method, keys_first, by_bmm, by_bmm_heads_outside, by_baddbmm, by_einsum, by_einsum_heads_inside,
-    by_einsum_heads_last, by_einsum_keys_before_queries, by_einsum_ellipsis, by_einsum_implicit, by_einsum_list,
-    by_product_and_sum, by_product_and_torch_sum,
+    by_operator, by_matmul, by_method, keys_first, by_bmm, by_bmm_heads_outside, by_baddbmm, by_einsum,
+    by_einsum_heads_inside, by_einsum_heads_last, by_einsum_keys_before_queries, by_einsum_ellipsis,
+    by_einsum_implicit, by_einsum_list, by_product_and_sum, by_product_and_torch_sum,
 )  # fmt: skip
 
 
@@ -201,8 +201,8 @@ def cast_and_copied(q, k, v):
 
 
 SOFTMAXES = (
-    exp_over_sum, exp_of_the_gap_to_the_maximum, exp_minus_logsumexp, log_softmax_exp, softmax_module, divided_at_the_end,
-    in_a_wider_type, cast_and_copied,
+    exp_over_sum, exp_of_the_gap_to_the_maximum, exp_minus_logsumexp, log_softmax_exp, softmax_module,
+    divided_at_the_end, in_a_wider_type, cast_and_copied,
 )  # fmt: skip
 
 
@@ -319,8 +319,8 @@ def mask_in_baddbmm(q, k, v):
 
 
 MASKS = (
-    mask_added, mask_added_finite, mask_where, mask_filled, mask_filled_before_the_factor, mask_filled_in_place, mask_set_by_index,
-    mask_multiplied_in, mask_multiplied_into_exp, mask_in_baddbmm,
+    mask_added, mask_added_finite, mask_where, mask_filled, mask_filled_before_the_factor, mask_filled_in_place,
+    mask_set_by_index, mask_multiplied_in, mask_multiplied_into_exp, mask_in_baddbmm,
 )  # fmt: skip
 
 

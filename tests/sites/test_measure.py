@@ -1,4 +1,4 @@
-"""Laws of reading scale and mask off logits: the slope is recovered under any mask, fill and bias; the mask is the one put in."""
+"""Laws of reading scale and mask off logits: the slope is found under any mask, fill and bias; so is the mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from intently.sites.measure import fit_scale, seen_keys
 
-FILLS = {"-inf": float("-inf"), "finfo.min": torch.finfo(torch.float32).min, "-1e9": -1e9, "double min": torch.finfo(torch.float64).min}
+FILLS = {
+    "-inf": float("-inf"), "finfo.min": torch.finfo(torch.float32).min, "-1e9": -1e9,
+    "double min": torch.finfo(torch.float64).min
+}  # fmt: skip
 LAW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -65,11 +68,11 @@ def test_an_added_fill_is_found_like_a_put_one(drawn, fill):
 def test_a_bias_that_samples_share_is_taken_out(drawn, size):
     scores, slope, _, generator = drawn
     bias = size * torch.randn(1, *scores.shape[1:], generator=generator, dtype=torch.float64)
-    fit = fit_scale(scores, logits_of(scores, slope) + bias)
+    logits = logits_of(scores, slope) + bias
+    fit = fit_scale(scores, logits)
     torch.testing.assert_close(fit.slope, slope, rtol=1e-5, atol=1e-8)
     assert fit.fixed and fit.residual < 1e-6
-    seen = seen_keys((logits_of(scores, slope) + bias).softmax(-1), fit.added, logits_of(scores, slope) + bias, dropped=False)
-    assert seen.all()
+    assert seen_keys(logits.softmax(-1), fit.added, logits, dropped=False).all()
 
 
 @LAW

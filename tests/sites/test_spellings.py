@@ -1,4 +1,4 @@
-"""Every spelling of attention is found once, with the path, line, sizes, factor and mask that its construction gives it."""
+"""Every spelling of attention is found once, with the path, line, sizes, factor and mask that it is built with."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def test_softcap():
     assert site.mask == "full"
 
 
-@pytest.mark.parametrize("mix", (s.grouped_by_repeat, s.grouped_by_expand, s.grouped_by_broadcast, s.fused_grouped), ids=name)
+@pytest.mark.parametrize(
+    "mix", (s.grouped_by_repeat, s.grouped_by_expand, s.grouped_by_broadcast, s.fused_grouped), ids=name
+)
 def test_grouped_heads(mix):
     site = only(s.Model(mix, heads=6, kv_heads=2), s.content())
     assert sizes(site) == (6, 2, s.WIDTH, s.VALUE, s.LENGTH, s.LENGTH)
@@ -115,8 +117,8 @@ def test_a_bias_is_no_mask():
 @pytest.mark.parametrize(
     ("mix", "mask", "factor"),
     [
-        (s.fused, "full", 0.5), (s.fused_causal, "causal", 0.5), (s.fused_bool, "causal", 0.5), (s.fused_float, "causal", 0.5),
-        (s.fused_scale, "full", 0.3), (s.fused_factor_on_q, "full", 1.5),
+        (s.fused, "full", 0.5), (s.fused_causal, "causal", 0.5), (s.fused_bool, "causal", 0.5),
+        (s.fused_float, "causal", 0.5), (s.fused_scale, "full", 0.3), (s.fused_factor_on_q, "full", 1.5),
     ],
     ids=lambda p: name(p) if callable(p) else str(p),
 )  # fmt: skip

@@ -33,13 +33,7 @@ def test_llama(backend):
         assert site.kernel == "written out" if backend == "eager" else site.kernel.startswith("sdpa")
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "eager",
-        pytest.param("sdpa", marks=pytest.mark.xfail(strict=True, reason="the dispatcher's line stands for the model's")),
-    ],
-)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_line_is_the_models(backend):
     for site in find(made("llama", backend).model, input_ids=torch.arange(1, 15).reshape(2, 7)):
         assert site.source.file.endswith("modeling_llama.py")

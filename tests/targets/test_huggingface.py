@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="pip install 'intently[transformers]'")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'intently[transformers]'")
+
+import transformers
 
 from intently import Intent, Mask, Target
 from intently.errors import CannotCheck

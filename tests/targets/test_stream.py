@@ -1,4 +1,4 @@
-"""Streams make content, change one position of one sample and nothing else, and write masks in the form that is asked for."""
+"""Streams make content, change one position of one sample alone, and write masks in the form that is asked for."""
 
 from __future__ import annotations
 
@@ -70,13 +70,19 @@ KEPT = torch.tensor([[True, True, False], [True, True, True]])
 
 
 @pytest.mark.parametrize(
-    ("form", "shape"), [("batch key", (2, 3)), ("batch 1 key", (2, 1, 3)), ("batch 1 1 key", (2, 1, 1, 3)), ("batch query key", (2, 3, 3))]
+    ("form", "size"),
+    [
+        ("batch key", (2, 3)),
+        ("batch 1 key", (2, 1, 3)),
+        ("batch 1 1 key", (2, 1, 1, 3)),
+        ("batch query key", (2, 3, 3)),
+    ],
 )  # fmt: skip
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32])
-def test_masks(form, shape, keep, dtype):
+def test_masks(form, size, keep, dtype):
     value = Padding("mask", keep, dtype, form).value(KEPT)
-    assert (value.shape, value.dtype) == (shape, dtype)
+    assert (value.shape, value.dtype) == (size, dtype)
     assert torch.equal(value[0].reshape(-1, 3)[-1].bool(), torch.tensor([keep, keep, not keep]))
     assert (value[1].bool() == keep).all()
 

@@ -29,6 +29,12 @@ def edits_of(suspicions: Sequence[Suspicion]) -> dict[str, Any]:
     return {key: joined(repairs) for key, repairs in by_site.items()}
 
 
+# Promises that hold two runs against each other, and the faults whose repair makes one run like the other.
+BETWEEN_RUNS = ("observer-neutral", "backends-agree")
+UNDO_A_SWITCH = ("observer-effect", "backend-disagrees")
+_MOST_ALONE = 4  # suspects by one line of code that are proven each by itself
+
+
 class Prover:
     """Tries promises again on the model with some of its suspects repaired; each trial is made once."""
 
@@ -43,6 +49,10 @@ class Prover:
         if suspicion.repair is None or suspicion.site is None:
             return False, suspicion.unprovable or "no repair of one site can take this fault away"
         condition = self.trial.named(suspicion.condition)
+        if len(kin := self._kin(suspicion, everyone)) > _MOST_ALONE and suspicion not in kin[:_MOST_ALONE]:
+            # The same line at work in many layers: the first ones were proven each by itself, the others together with them.
+            first, _ = self.prove(kin[0], everyone)
+            return first, f"the same line as at {kin[0].site.path if kin[0].site else ''}, repaired together with it"
         allies = [s for s in everyone if s.site is not None and s.repair is not None]
         # Another name for the same call would repair it too: what counts is this repair beside those of other calls.
         alone = [s for s in allies if s.site is not None and s.site.key_name != suspicion.site.key_name]
@@ -71,6 +81,15 @@ class Prover:
             return True, what
         return False, f"{suspicion.promise} stays {everything} after the repair ({condition.name})"
 
+    @staticmethod
+    def _kin(suspicion: Suspicion, everyone: Sequence[Suspicion]) -> list[Suspicion]:
+        """Suspicions of the same fault by the same line of code, under the same condition."""
+
+        def mark(s: Suspicion) -> tuple[Any, ...]:
+            return (s.fault.name, s.condition, s.site.source if s.site else None)
+
+        return [s for s in everyone if s.site is not None and s.repair is not None and mark(s) == mark(suspicion)]
+
     def _heals(self, suspicion: Suspicion, condition: Condition, others: Sequence[Suspicion]) -> bool:
         """Whether the call itself is finite with its repair and not without it, everything else being repaired."""
 
@@ -88,14 +107,14 @@ class Prover:
         return finite([*others, suspicion]) and not finite(others)
 
     def verdict(self, promise: str, condition: Condition, suspicions: Sequence[Suspicion]) -> str:
+        # A repair that undoes a switch counts only where the switch itself is judged, beside its run without it.
+        between = promise in BETWEEN_RUNS
+        suspicions = [s for s in suspicions if (s.fault.name in UNDO_A_SWITCH) == between]
         key = (promise, condition.name, tuple(sorted((s.fault.name, s.site.key_name) for s in suspicions if s.site)))
         if key not in self._verdicts:
-            conditions = [condition]
-            plain = Condition(PLAIN, condition.layout)
             repaired = self.trial.repaired(edits_of(suspicions), [condition])
-            if condition.switch.looking and promise == "observer-neutral":
-                repaired = self.trial.repaired(edits_of(suspicions), conditions)
-                repaired._outputs[(plain.name, 0)] = self.trial.output(plain)
+            if between:
+                repaired.assume(Condition(PLAIN, condition.layout), self.trial)
             try:
                 found = [c for c in PROMISES[promise].try_on(repaired) if c.condition == condition.name]
             except CannotCheck:

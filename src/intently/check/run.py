@@ -14,7 +14,7 @@ from intently import __version__
 from intently.check.naming import Selection, suspects
 from intently.check.observe import observed
 from intently.check.precision import Setup, noise_floor, set_up, short
-from intently.check.proof import Prover, edits_of
+from intently.check.proof import UNDO_A_SWITCH, Prover, edits_of
 from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion
 from intently.intent import Intent
@@ -231,22 +231,25 @@ class Check:
                 left.append(cell)
         if not left:
             return []
-        trial = prover.trial.repaired(edits_of(suspicions), prover.trial.conditions) if suspicions else prover.trial
+        repairs = edits_of([s for s in suspicions if s.fault.name not in UNDO_A_SWITCH])
+        trial = prover.trial.repaired(repairs, prover.trial.conditions) if repairs else prover.trial
+        attending = {s.site.path for s in suspicions if s.site is not None}
         seen = Examination(trial, tuple(left))
         found: dict[tuple[str, str], Suspicion] = {}
         for suspicion in FAULTS["side-channel"].look(seen):
-            if suspicion.place or not suspicions:
+            if (suspicion.place and suspicion.place not in attending) or not suspicions:
                 found.setdefault((suspicion.promise, suspicion.place), suspicion)
         return [_finding(s, bool(s.proven_by), s.proven_by or s.unprovable) for s in found.values()]
 
     def _finish(self, cells: list[Cell], findings: list[Finding], sites: Sequence[Site]) -> Report:
         findings.sort(key=lambda f: (_SEVERITIES[f.severity], f.site))
-        self.notes += _unexplained(cells, findings) + self._about_padding()
+        unexplained = _unexplained(cells, findings)
+        self.notes += unexplained + self._about_padding()
         runners = [self.trial.runner, self.setup.runner, *self.setup.others.values()]
         intent = self.intent
         return Report(
             target=self.target.label,
-            verdict="broken" if any(f.severity == "error" for f in findings) else "kept",
+            verdict="broken" if unexplained or any(f.severity == "error" for f in findings) else "kept",
             intent=f"{intent} ({intent.origin})" if intent.mask is not None else str(intent),
             grid=tuple(cells),
             findings=tuple(findings),

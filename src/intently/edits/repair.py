@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from intently.mechanism import normalize
 from intently.sites import Replacement, Site
-from intently.sites.measure import HIDDEN_NATS, fit_scale
+from intently.sites.measure import HIDDEN_NATS, fit_scale, floor_of
 from intently.sites.site import Rows
 
 # A repair changes a site that has just run; None leaves it as it is.
@@ -51,7 +52,7 @@ def softmax(logits: Tensor) -> Tensor:
     return normalize(logits.double())
 
 
-def logits_without_mask(site: Site) -> Tensor:
+def logits_without_mask(site: Site, *, bias: bool = True) -> Tensor:
     """The logits as they would be with every key seen: the scaled q·k plus any bias, the fills taken out."""
     tensors = site.tensors
     assert tensors is not None
@@ -63,11 +64,21 @@ def logits_without_mask(site: Site) -> Tensor:
         logits = tensors.logits.double()
         return torch.where(logits < -1e3, torch.zeros_like(logits), logits)
     fit = fit_scale(tensors.scores, tensors.logits)
-    slope = torch.nan_to_num(fit.slope)[None, :, None, None]
-    added = torch.where(fit.added < -HIDDEN_NATS, torch.zeros_like(fit.added), torch.nan_to_num(fit.added))
-    if not fit.fixed and fit.residual < 0.5:
-        added = torch.where(added.abs() < 1e-9, torch.zeros_like(added), added)
+    slope = _slope(site, fit.slope)
+    if not bias:
+        return slope * tensors.scores.double()
+    # A row filled as a whole by one number shows no bias of its own.
+    filled = (tensors.logits.double() < floor_of(tensors.logits.dtype)).all(-1, keepdim=True)
+    added = torch.where((fit.added < -HIDDEN_NATS) | filled, torch.zeros_like(fit.added), torch.nan_to_num(fit.added))
     return slope * tensors.scores.double() + added
+
+
+def _slope(site: Site, fitted: Tensor) -> Tensor:
+    """The factor of each head; where no row shows it, the one the call states, else 1/√width."""
+    assert site.scale is not None
+    inside = site.scale.inside or 1.0
+    stated = [f / inside if math.isfinite(f) and f else site.head_dim**-0.5 / inside for f in site.scale.factors]
+    return torch.where(torch.isfinite(fitted), fitted, torch.tensor(stated, dtype=torch.float64))[None, :, None, None]
 
 
 def see(wanted: Callable[[Site], Tensor | None], *, clean: bool = False) -> Repair:
@@ -81,11 +92,7 @@ def see(wanted: Callable[[Site], Tensor | None], *, clean: bool = False) -> Repa
         if mask is None or site.tensors is None:
             return None
         mask = mask.expand(site.tensors.weights.shape)
-        logits = logits_without_mask(site)
-        if clean and site.tensors.scores is not None and site.scale is not None and not site.scale.softcap:
-            fit = fit_scale(site.tensors.scores, site.tensors.logits) if site.tensors.logits is not None else None
-            if fit is not None:
-                logits = torch.nan_to_num(fit.slope)[None, :, None, None] * site.tensors.scores.double()
+        logits = logits_without_mask(site, bias=not clean)
         logits = logits.masked_fill(~mask, float("-inf"))
         return Replacement(softmax(logits), logits)
 
@@ -136,26 +143,27 @@ def safe_rows() -> Repair:
         tensors = site.tensors
         if tensors is None or tensors.logits is None:
             return None
-        logits = torch.nan_to_num(tensors.logits.double(), nan=float("-inf"), posinf=1e300)
+        logits = torch.nan_to_num(tensors.logits.double(), nan=float("-inf"), posinf=1e300, neginf=float("-inf"))
         return Replacement(softmax(logits.clamp_min(-1e300).masked_fill(torch.isneginf(logits), float("-inf"))), logits)
 
     return repair
 
 
 def as_in(other: Site) -> Repair:
-    """Mask, scale and normalisation of another run of the same site."""
+    """Factor, bias and mask of another run of the same call, on a batch of the same shape."""
 
     def repair(site: Site) -> Replacement | None:
-        tensors = site.tensors
-        if tensors is None or tensors.scores is None or other.tensors is None or other.tensors.logits is None:
+        tensors, model = site.tensors, other.tensors
+        if tensors is None or tensors.scores is None or site.scale is None or model is None or model.logits is None:
             return None
-        if other.tensors.logits.shape != tensors.weights.shape:
+        if model.logits.shape != tensors.weights.shape:
             return None
-        base = other.tensors.logits.double()
-        if other.tensors.scores is not None and other.scale is not None and not other.scale.softcap:
-            fit = fit_scale(other.tensors.scores, other.tensors.logits)
-            base = torch.nan_to_num(fit.slope)[None, :, None, None] * tensors.scores.double() + fit.added
-        return Replacement(softmax(base), base, dropout=0.0)
+        logits = model.logits.double()
+        if model.scores is not None and other.scale is not None and not other.scale.softcap:
+            inside = site.scale.inside or 1.0
+            slope = torch.tensor([f / inside for f in other.scale.factors], dtype=torch.float64)[None, :, None, None]
+            logits = slope * tensors.scores.double() + fit_scale(model.scores, model.logits).added
+        return Replacement(softmax(logits), logits, dropout=0.0)
 
     return repair
 
@@ -185,7 +193,10 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, bro
             output = output.permute(2, 1, 0, 3).reshape(*query.shape[:-1], value.shape[-1])
             return Replacement(output=output, rows=Rows())
         scrambled = rows.scrambled
-        parts = [_by_token(t) if n in scrambled else t for n, t in (("query", query), ("key", key), ("value", value))]
+        parts = [
+            _by_token(t, site.heads if n == "query" else site.kv_heads) if n in scrambled else t
+            for n, t in (("query", query), ("key", key), ("value", value))
+        ]
         mask = wanted(site)
         mask = site.visible if mask is None else mask
         output = _attend(parts[0], parts[1], parts[2], slope, mask)
@@ -197,10 +208,16 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, bro
     return repair
 
 
-def _by_token(tensor: Tensor) -> Tensor:
-    """Undo a view `[batch, heads, token, width]` of memory that is `[batch, token, heads, width]`."""
+def _by_token(tensor: Tensor, own_heads: int) -> Tensor:
+    """Undo a view `[batch, heads, token, width]` of memory that is `[batch, token, heads, width]`.
+
+    `own_heads` is the number before heads that share keys and values were repeated.
+    """
     batch, heads, tokens, width = tensor.shape
-    return tensor.reshape(batch, tokens, heads, width).transpose(1, 2)
+    group = heads // own_heads if own_heads and heads % own_heads == 0 else 1
+    own = tensor[:, ::group]
+    apart = own.reshape(batch, tokens, own.shape[1], width).transpose(1, 2)
+    return apart.repeat_interleave(group, 1)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, slope: float, mask: Tensor | None) -> Tensor:

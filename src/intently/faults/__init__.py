@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from intently.faults import (
+    backend_disagrees,
     causal_extra,
     causal_leak,
     dropout_in_eval,
@@ -25,7 +26,7 @@ FAULTS: dict[str, Fault] = {
     module.FAULT.name: module.FAULT
     for module in (
         causal_leak, causal_extra, padding_leak, mask_ignored, mask_inverted, scale_missing, scale_twice, scale_wrong_width,
-        softmax_wrong_axis, dropout_in_eval, heads_interleaved, not_finite, observer_effect, side_channel,
+        softmax_wrong_axis, dropout_in_eval, heads_interleaved, not_finite, observer_effect, backend_disagrees, side_channel,
     )
 }  # fmt: skip
 

@@ -37,7 +37,8 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     query, key = streams_of(target, lengths, site)
     queries, keys = site.queries, site.keys
     structure: Tensor | None = None
-    if site.role == "cross" and (query is not key or query is None):
+    function = query is not None and query.part != ""
+    if site.role == "cross" and (query is not key or query is None) and not function:
         structure = intent.memory.matrix(queries, keys) if queries and keys else None
     elif query is not None and query is target.main and intent.mask is not None:
         structure = intent.mask.matrix(queries, keys)
@@ -106,8 +107,13 @@ class Look:
         if self.wanted is None or seen is None or seen.shape[0] != self.batch.samples or not self.site.rows.are_tokens:
             return False
         tensors = self.site.tensors
-        operands = [t for t in (tensors.query, tensors.key) if t is not None] if tensors is not None else []
-        return all(bool(torch.isfinite(t).all()) for t in operands)  # NaN from earlier calls says nothing of this mask
+        if tensors is None:
+            return True
+        operands = [t for t in (tensors.query, tensors.key) if t is not None]
+        # NaN from earlier calls, or from a mask that is NaN itself, says nothing of which keys are seen.
+        return all(bool(torch.isfinite(t).all()) for t in operands) and not (
+            tensors.logits is not None and bool(torch.isnan(tensors.logits).any())
+        )
 
     @cached_property
     def extra(self) -> Tensor:
@@ -211,7 +217,7 @@ class Examination:
 
     def wanted(self, site: Site, batch: Batch) -> Tensor | None:
         """The intended mask of a site for a batch: what a repair puts in place."""
-        return wanted_mask(self.trial.target, self.trial.intent, self.trial.lengths, batch, site)
+        return wanted_mask(self.trial.target, self.trial.intent, batch.lengths, batch, site)
 
 
 def triangle_missing(pairs: Tensor) -> bool:

@@ -3,45 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from intently.edits import safe_rows
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination, Look
-from intently.promises.trial import BatchEdit
+from intently.promises import Condition
 from intently.report import Severity, Witness
 from intently.sites import Replacement, Site
 from intently.targets.stream import Batch
 
-_MOST = 40  # calls mended one after the other
-
 
 def look(seen: Examination) -> Iterator[Suspicion]:
     for condition in seen.broken("finite"):
-        mended: dict[str, BatchEdit] = {}
-        # A call behind the first is hidden by the NaN it is given: mend the first, run again, look on.
-        for _ in range(_MOST):
-            trial = seen.trial.repaired(mended, [condition]) if mended else seen.trial
-            found = [
-                e
-                for e in Examination(trial, seen.cells).looks([condition])
-                if _makes_nan(e) and e.site.key_name not in mended
-            ]
-            for each in found:
-                mended[each.site.key_name] = _repair
-                yield Suspicion(
-                    fault=FAULT,
-                    promise="finite",
-                    site=each.site,
-                    message=_message(each),
-                    witness=_witness(each),
-                    repair=_repair,
-                    severity=_severity(seen),
-                    condition=condition.name,
-                )
-            if not found:
-                break
+        for each in _makers(seen, condition):
+            yield Suspicion(
+                fault=FAULT,
+                promise="finite",
+                site=each.site,
+                message=_message(each),
+                witness=_witness(each),
+                repair=_repair,
+                severity=_severity(seen),
+                condition=condition.name,
+            )
+
+
+def _makers(seen: Examination, condition: Condition) -> list[Look]:
+    """Calls that turn finite inputs into NaN, all of them in one run: each is mended on the spot, so that the next gets numbers."""
+    found: list[Look] = []
+
+    def watch(site: Site, batch: Batch) -> Replacement | None:
+        each = Look(seen.trial, condition, site, batch)
+        if not _makes_nan(each):
+            return None
+        found.append(each)
+        return _repair(site, batch)
+
+    calls = {s.key_name for s in seen.trial.sites(condition)}
+    mended = seen.trial.repaired(dict.fromkeys(calls, watch), [condition]).sites(condition)
+    names = {s.key_name: s for s in mended}
+    return [replace(each, site=replace(each.site, path=names[each.site.key_name].path)) for each in found]
 
 
 def _repair(site: Site, batch: Batch) -> Replacement | None:

@@ -132,7 +132,7 @@ def _pair(seen: Examination, promise: str, condition: Condition) -> Pair | None:
                 return Pair(batch, _changed(trial, batch, stream, position), guarded, said)
         return None
     rows = trial.real_rows(condition, outputs)[0]
-    for stream in condition.layout.padded:
+    for stream in trial.padded(condition.layout):
         kept = batch.kept[stream][0][influence.positions[stream]]
         moved = influence.moved[stream][:, 0][:, rows].clone()
         moved[kept] = 0

@@ -22,14 +22,16 @@ def forbidden(trial: Trial, positions: int) -> Tensor:
 
 def leaks(trial: Trial, condition: Condition) -> Tensor:
     """[output, tested position]: how far an output of sample 0 moves for an input it must not see; 0 elsewhere."""
-    main = trial.target.main
     influence = trial.influence(condition)
-    positions = influence.positions[main.argument]
-    moved = influence.moved[main.argument][:, 0].T
-    never = forbidden(trial, influence.base.shape[1])[:, positions]
-    never = never & cells.real_positions(trial, condition, main.argument, positions)
-    never = never & trial.real_rows(condition, influence.base.shape[1])[0][:, None]
-    return torch.where(never, moved, torch.zeros_like(moved))
+    parts = []
+    for stream in trial.target.seen_through_mask:
+        positions = influence.positions[stream.argument]
+        moved = influence.moved[stream.argument][:, 0].T
+        never = forbidden(trial, influence.base.shape[1])[:, positions]
+        never = never & cells.real_positions(trial, condition, stream.argument, positions)
+        never = never & trial.real_rows(condition, influence.base.shape[1])[0][:, None]
+        parts.append(torch.where(never, moved, torch.zeros_like(moved)))
+    return torch.stack(parts).amax(0)
 
 
 def try_on(trial: Trial) -> Iterable[Cell]:

@@ -18,7 +18,7 @@ def stirred(trial: Trial, condition: Condition) -> torch.Tensor:
     influence = trial.influence(condition)
     rows = trial.real_rows(condition, influence.base.shape[1])[0]
     parts = []
-    for name in condition.layout.padded:
+    for name in trial.padded(condition.layout):
         pads = ~cells.real_positions(trial, condition, name, influence.positions[name])
         parts.append(influence.moved[name][pads, 0][:, rows].T)
     return torch.cat(parts, 1) if parts else torch.zeros(int(rows.sum()), 0)

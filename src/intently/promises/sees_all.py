@@ -21,11 +21,19 @@ def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
     scale = trial.threshold(influence.base)
     found = {}
     for stream in trial.target.streams:
+        if stream.part == "query":
+            continue  # a query moves its own output alone
         positions = influence.positions[stream.argument]
         moved = influence.moved[stream.argument][:, 0].T
         allowed = torch.ones(outputs, len(positions), dtype=torch.bool)
-        if stream is trial.target.main and trial.intent.mask is not None and cells.has_positions(trial, influence):
-            allowed = trial.intent.mask.matrix(outputs)[:, positions].clone()
+        if (
+            stream in trial.target.seen_through_mask
+            and trial.intent.mask is not None
+            and cells.has_positions(trial, influence)
+        ):
+            allowed = trial.intent.mask.matrix(outputs, stream.positions(trial.lengths[stream.argument]))[
+                :, positions
+            ].clone()
         real = cells.real_positions(trial, condition, stream.argument, positions)
         # A difference below the noise floor may be a faint effect; only one that is rounding's zero counts as hidden.
         still = moved <= min(scale, 1e-13 * float(influence.base.abs().amax()))

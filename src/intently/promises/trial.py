@@ -112,7 +112,14 @@ class Trial:
             elif side == "left":
                 mask[0, :pads] = False
             masks[name] = mask
+        for stream in self.target.streams:
+            if stream.part == "value" and stream.follows in masks:
+                masks[stream.argument] = masks[stream.follows]
         return masks
+
+    def padded(self, layout: Layout) -> tuple[str, ...]:
+        """Streams in which sample 0 has pads."""
+        return tuple(name for name, kept in self.kept(layout).items() if not bool(kept.all()))
 
     def batch(self, layout: Layout, *, seed: int | None = None, dtype: torch.dtype | None = None) -> Batch:
         return self.target.batch(
@@ -195,6 +202,10 @@ class Trial:
         )  # fmt: skip
         other.in_precision = self.in_precision
         return other
+
+    def assume(self, condition: Condition, other: Trial) -> None:
+        """Take another trial's output for a condition instead of running it."""
+        self._outputs[(condition.name, 0)] = other.output(condition)
 
     def threshold(self, base: Tensor) -> float:
         """The largest difference that counts as rounding, in output units."""

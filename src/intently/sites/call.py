@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,11 +41,13 @@ class Call:
     native: Callable[[Tensor], Tensor]
     key: str = ""
     node: Node | None = None
+    replaced: bool = False
 
     def replace(self, change: Replacement, result: Tensor) -> Tensor:
         """The call's output after an edit, in the model's layout; the site then describes the edited call."""
         site, tensors = self.site, self.site.tensors
         assert tensors is not None
+        self.replaced = True
         if change.output is not None:
             assert tensors.restore is not None
             output = tensors.restore(change.output).to(result.dtype).reshape(result.shape)
@@ -60,9 +62,9 @@ class Call:
         self.site = replace(self.site, dropout=site.dropout if change.dropout is None else change.dropout)
         return output
 
-    def merged_at(self, node: Node) -> None:
+    def merged_at(self, node: Node, features: Sequence[int]) -> None:
         """Check that the heads of the output lie side by side, token by token, where a projection reads them."""
-        if self.node is None or self.site.rows.over_batch:
+        if self.node is None or self.site.rows.over_batch or self.replaced:
             return
         shape = self.node.shape
         positions = self.layout.output_index(shape)
@@ -73,6 +75,8 @@ class Call:
         tokens = Follow({self.node: token}).to(node)
         if merged is None or tokens is None:
             return
+        last = list(range(-len(features), 0))
+        merged, tokens = (t.movedim(list(features), last).flatten(-len(features)) for t in (merged, tokens))
         flat = merged.reshape(-1, merged.shape[-1])
         ours = tokens >= 0  # other heads of the same layer may stand beside this call's
         first = torch.where(ours, tokens, tokens.max()).amin(-1, keepdim=True)

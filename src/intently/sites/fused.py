@@ -125,7 +125,7 @@ def _from_parts(
         visible = logits > logits.amax(-1, keepdim=True) - 20 * measure.HIDDEN_NATS
         if added is not None:
             visible = visible & ~(added < added.amax(-1, keepdim=True) - measure.HIDDEN_NATS)
-        visible = visible & ~torch.isneginf(logits) & ~(logits < measure._floor(logits.dtype)).all(-1, keepdim=True)
+        visible = visible & ~torch.isneginf(logits) & ~(logits < measure.floor_of(logits.dtype)).all(-1, keepdim=True)
         phrase, row_sum = recognise(visible).phrase, weights.sum(-1)
     else:
         phrase = _mask_words(mask, causal, queries, keys)

@@ -73,7 +73,7 @@ def seen_keys(weights: Tensor, added: Tensor | None, logits: Tensor | None, *, d
     empty = torch.zeros_like(seen)
     if logits is not None:
         # A row that is hidden as a whole may be filled by one finite number: nothing in it stands out.
-        bottom = logits.double() < _floor(logits.dtype)
+        bottom = logits.double() < floor_of(logits.dtype)
         empty = bottom.all(-1, keepdim=True).expand_as(seen)
     seen = seen & ~empty
     if not dropped:
@@ -81,7 +81,8 @@ def seen_keys(weights: Tensor, added: Tensor | None, logits: Tensor | None, *, d
     return seen
 
 
-def _floor(dtype: torch.dtype) -> float:
+def floor_of(dtype: torch.dtype) -> float:
+    """Logits below this were filled in, not computed."""
     # Half of the smallest finite fill in use: finfo.min of the type, and -1e9 or -1e4 written by hand.
     return -0.5e4 if dtype == torch.float16 else -0.5e8
 
@@ -98,7 +99,7 @@ def _centre(added: Tensor) -> Tensor:
 def _pairs(s: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:
     """Differences between keys of a row, for every pair with a finite and comparable logit."""
     best = torch.where(torch.isfinite(l), l, torch.full_like(l, -1e300)).amax(-1, keepdim=True)
-    ok = torch.isfinite(l) & torch.isfinite(s) & (l > best - 500)
+    ok = torch.isfinite(l) & torch.isfinite(s) & (l > best - 500) & ~_fills(l)
     keys = s.shape[-1]
     ds, dl, both = [], [], []
     for step in range(1, min(keys, 9)):
@@ -109,6 +110,16 @@ def _pairs(s: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:
         return s.new_empty(0), s.new_empty(0)
     keep = torch.cat([b.flatten() for b in both])
     return torch.cat([d.flatten() for d in ds])[keep], torch.cat([d.flatten() for d in dl])[keep]
+
+
+def _fills(l: Tensor) -> Tensor:
+    """Entries that hold the very number of many others: filled in by a mask (of weak effect, perhaps), not computed."""
+    finite = l[torch.isfinite(l)]
+    if finite.numel() < 8:
+        return torch.zeros_like(l, dtype=torch.bool)
+    values, counts = torch.unique(finite, return_counts=True)
+    often = values[counts >= max(4, finite.numel() // 20)]
+    return torch.isin(l, often) if 0 < often.numel() <= 4 else torch.zeros_like(l, dtype=torch.bool)
 
 
 def _median_slope(s: Tensor, l: Tensor) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -275,6 +275,7 @@ class Tracer(TorchFunctionMode):
         if edit is None:
             return result
         self.fired[key] = self.fired.get(key, 0) + 1
+        call.site = replace(call.site, key_name=key)
         changed = edit(call.site)
         if changed is None:
             return result
@@ -287,10 +288,15 @@ class Tracer(TorchFunctionMode):
 
     def _merged(self, node: Node) -> None:
         """The output of a call reaches a projection: where its heads must lie side by side, token by token."""
+        read = node.facts.get("projection")
         for source in node.inputs:
             call = source.facts.get("product")
-            if isinstance(call, AttentionCall):
-                call.merged_at(source)
+            if not isinstance(call, AttentionCall):
+                continue
+            # The axes that a projection sums over are one token's features: the last one, or those an einsum names.
+            labels = read[0] if read is not None and len(read[0]) == len(source.shape) else ()
+            features = [i for i, a in enumerate(labels) if a not in read[1]] if read is not None else []
+            call.merged_at(source, features or [len(source.shape) - 1])
 
     def _divided(self, node: Node, args: Any) -> None:
         """`(exp(x) @ v) / exp(x).sum()`: the softmax was finished after the product."""

@@ -92,7 +92,9 @@ def signature(model: Any) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        return {"input": inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)}
+        # A function written in C tells no names; of attention functions the order is always this.
+        positional = inspect.Parameter.POSITIONAL_ONLY
+        return {n: inspect.Parameter(n, positional) for n in ("query", "key", "value")}
 
 
 def _plain(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
@@ -300,7 +302,10 @@ def attempt(
 
 def lengths_for(streams: Sequence[Stream], base: int = 7) -> dict[str, int]:
     """Different lengths for different streams, so that no axis can be taken for another."""
-    return {s.argument: s.length or base + 2 * (len(streams) - 1 - i) for i, s in enumerate(streams)}
+    own = [s for s in streams if s.follows is None]
+    lengths = {s.argument: s.length or base + 2 * (len(own) - 1 - i) for i, s in enumerate(own)}
+    lengths.update({s.argument: lengths[s.follows] for s in streams if s.follows is not None})
+    return lengths
 
 
 def dtype_of(model: Any) -> torch.dtype:
@@ -399,27 +404,42 @@ def _looks_like_qkv(names: Sequence[str]) -> bool:
 
 
 def _function_of_qkv(target: Target, names: Sequence[str]) -> Target:
-    """q, k and v: `[batch, heads, length, width]`, else `[batch, length, width]`; keys longer than queries where it runs."""
+    """q, k and v: `[batch, heads, length, width]`, else `[batch, length, width]`.
+
+    Queries and keys differ in number where no order of positions is meant and the function runs that way.
+    """
+    module = isinstance(target.model, nn.Module)
+    widths = [target.features] if target.features else _widths_in(target.model) if module else [8, 16, 32, 64]
+    ordered = target.intent is None or target.intent.is_causal is not False
     first: Exception | None = None
-    widths = (
-        [target.features]
-        if target.features
-        else ([8, *_widths_in(target.model)] if not isinstance(target.model, nn.Module) else _widths_in(target.model))
-    )
-    length = target.length
-    for width in widths:
-        for heads in (3, 0) if not isinstance(target.model, nn.Module) else (0, 3):
-            streams = tuple(
-                Stream(n, "features", width=width, heads=heads, length=length, sequence_first=False) for n in names
-            )
-            if isinstance(target.model, nn.MultiheadAttention) and not target.model.batch_first:
-                streams = tuple(dataclasses.replace(s, heads=None, sequence_first=True) for s in streams)
-            lengths = {n: length or 7 for n in names}
-            error = attempt(target, streams, lengths=lengths)
-            if error is None:
-                return dataclasses.replace(target, streams=streams, output=names[0])
-            first = first or error
+    for together in (True,) if ordered else (False, True):
+        for width in widths:
+            for heads in (0, 3) if module else (3, 0):
+                streams = _qkv_streams(target, names, width, heads, together=together)
+                error = attempt(target, streams)
+                if error is None:
+                    return dataclasses.replace(target, streams=streams, output=names[0])
+                first = first or error
     raise _cannot_feed(target, names, first)
+
+
+def _qkv_streams(target: Target, names: Sequence[str], width: int, heads: int, *, together: bool) -> tuple[Stream, ...]:
+    query, key, value = names
+    turned = isinstance(target.model, nn.MultiheadAttention) and not target.model.batch_first
+    common = Stream(
+        key,
+        "features",
+        width=width,
+        heads=None if turned else heads,
+        length=target.length,
+        sequence_first=turned,
+        part="key",
+    )
+    return (
+        dataclasses.replace(common, argument=query, part="query", follows=key if together else None),
+        common,
+        dataclasses.replace(common, argument=value, part="value", follows=key),
+    )
 
 
 # -- from an example ------------------------------------------------------------------------------------------------
@@ -453,9 +473,7 @@ def _from_example(target: Target) -> Target:
             vocab = target.tokens or int(value.max()) + 1
             streams.append(Stream(name, "tokens", vocab=max(vocab, 2)))
         elif value.is_floating_point() and value.dim() == 3:
-            streams.append(
-                Stream(name, "features", width=value.shape[-1], sequence_first=sequence_first(target.model))
-            )
+            streams.append(Stream(name, "features", width=value.shape[-1], sequence_first=sequence_first(target.model)))
         elif value.is_floating_point() and value.dim() == 4 and _looks_like_qkv([name, "k", "v"]):
             streams.append(Stream(name, "features", width=value.shape[-1], heads=value.shape[1]))
         elif value.is_floating_point() and value.dim() == 4:
@@ -606,11 +624,7 @@ def _masked(
     changed = list(streams)
     changed[where] = dataclasses.replace(streams[where], padding=padding)
     trial = dataclasses.replace(target, streams=tuple(changed))
-    lengths = (
-        lengths_for(changed)
-        if not _looks_like_qkv([s.argument for s in changed])
-        else {s.argument: s.length or 7 for s in changed}
-    )
+    lengths = lengths_for(changed)
     positions = changed[where].positions(lengths[changed[where].argument])
     kept = torch.ones(2, positions, dtype=torch.bool)
     kept[0, -2:] = False

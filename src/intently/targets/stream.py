@@ -57,6 +57,8 @@ class Stream:
     side: tuple[int, int] = (0, 0)
     stride: int = 1
     sequence_first: bool = False
+    follows: str | None = None  # the stream whose length this one shares (values and keys)
+    part: Literal["", "query", "key", "value"] = ""  # of a plain function of q, k and v
     padding: Padding | None = None
     avoid: frozenset[int] = frozenset()  # ids that mean something special
     like: Tensor | None = None  # an example whose values outside the positions are kept (extra axes)

@@ -85,6 +85,12 @@ class Target:
         return next(s for s in self.streams if s.argument == argument)
 
     @property
+    def seen_through_mask(self) -> tuple[Stream, ...]:
+        """Streams whose positions the intended mask speaks of: the main one, or keys and values of a plain function."""
+        parts = tuple(s for s in self.streams if s.part in ("key", "value"))
+        return parts or (self.main,)
+
+    @property
     def main(self) -> Stream:
         """The stream whose positions the output follows."""
         return self.stream(self.output) if self.output else self.streams[-1]
