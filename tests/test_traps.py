@@ -509,7 +509,7 @@ def test_trap_raises_no_error(trap: Trap) -> None:
 @pytest.mark.parametrize("trap", [t for t in TRAPS if t.control is not None], ids=str)
 def test_control_of_the_same_shape_does(trap: Trap) -> None:
     assert trap.control is not None
-    assert {fault for fault, _ in errors(trap.control())} == {trap.faulty}
+    assert trap.faulty in {fault for fault, _ in errors(trap.control())}
 
 
 # What released architectures do by design, and the report must not take for an error.

@@ -203,6 +203,38 @@ class LooksWithoutTriangle(Attention):
         return self.out(self.merge(torch.einsum("bhqk,bkhd->bqhd", weights, v))), weights
 
 
+class TwoKernels(Attention):
+    """Adds a slope by distance; by hand, or in a fused kernel behind a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.use_flash = False
+        self.slopes = nn.Parameter(torch.rand(HEADS))
+
+    def bias(self, scores: Tensor) -> Tensor:
+        return -self.slopes[:, None, None] * (torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])).abs()
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        return scores + self.bias(scores)
+
+    def addend(self, scores: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.hide(self.bias(scores).expand(scores.shape), attention_mask)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False) -> tuple[Tensor, Tensor]:
+        if not self.use_flash:
+            return super().forward(x, attention_mask)
+        q, k, v = (self.split(p(x)).transpose(1, 2) for p in (self.query, self.key, self.value))
+        blank = q.new_zeros(*q.shape[:-1], k.shape[-2])
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.addend(blank, attention_mask))
+        return self.out(self.merge(y.transpose(1, 2))), blank
+
+
+class BiasByHandOnly(TwoKernels):
+    def addend(self, scores: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.hide(scores, attention_mask)
+
+
 class CausalConvolution(nn.Conv1d):
     """Mixes a position with the two before it."""
 
@@ -271,5 +303,6 @@ CASES = (
     *plant("einsum", "not-finite", "0 × -inf", *ONE, build=encoder, bad=(W, ZeroTimesInfinity), good=(W, W)),
     *plant("einsum", "not-finite", "0 × -inf in every layer", *ALL, build=encoder, bad=(ZeroTimesInfinity, ZeroTimesInfinity), good=(W, W)),
     *plant("einsum", "observer-effect", "weights come without the triangle", *ONE, build=decoder, bad=(A, LooksWithoutTriangle), good=(A, A)),
+    *plant("einsum", "backend-disagrees", "the fused kernel gets no bias", *ONE, build=decoder, bad=(TwoKernels, BiasByHandOnly), good=(TwoKernels, TwoKernels)),
     *plant("einsum", "side-channel", "a centred convolution", "layers.1.conv", build=mixing, bad=(MixingBlock, CentredBlock), good=(MixingBlock, MixingBlock)),
 )  # fmt: skip

@@ -274,6 +274,32 @@ class LooksUnscaled(Attention):
         return self.proj(self.merge(att @ v)), att
 
 
+class TwoPaths(Attention):
+    """A learned temperature; by hand, or in a fused kernel behind a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.use_sdpa = True
+        self.temperature = nn.Parameter(torch.tensor(1.7))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q * self.temperature, k)
+
+    def warm(self, q: Tensor) -> Tensor:
+        return q * self.temperature
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not self.use_sdpa:
+            return super().mix(q, k, v, key_padding_mask)
+        kept = None if key_padding_mask is None else ~key_padding_mask[:, None, None, :]
+        return nn.functional.scaled_dot_product_attention(self.warm(q), k, v, attn_mask=kept), q
+
+
+class FusedAtOneTemperature(TwoPaths):
+    def warm(self, q: Tensor) -> Tensor:
+        return q
+
+
 class BatchNormLayer(Layer):
     """A layer whose first norm has fixed statistics."""
 
@@ -328,5 +354,6 @@ CASES = (
     *plant("matmul", "heads-interleaved", "merged without transpose", "inner", build=alone, bad=(ReshapesBack,), good=(A,)),
     *plant("matmul", "not-finite", "-inf beside left pads", "h.0.attention", build=decoder, bad=(FillsWithInfinity, C), good=(C, C)),
     *plant("matmul", "observer-effect", "weights come unscaled", *ALL, build=encoder, bad=(LooksUnscaled, LooksUnscaled), good=(A, A)),
+    *plant("matmul", "backend-disagrees", "the fused path has no temperature", *ALL, build=encoder, bad=(FusedAtOneTemperature, FusedAtOneTemperature), good=(TwoPaths, TwoPaths)),
     *plant("matmul", "side-channel", "statistics of the batch", "blocks.0.norm1", build=normed, bad=(LiveStatisticsLayer, BatchNormLayer), good=(BatchNormLayer, BatchNormLayer)),
 )  # fmt: skip

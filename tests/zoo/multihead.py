@@ -18,6 +18,7 @@ IMPOSSIBLE = {
         "scale-twice": "a second factor could only be put on its inputs, where it is part of the projection",
         "scale-wrong-width": "nn.MultiheadAttention takes the width from its own arguments",
         "softmax-wrong-axis": "the softmax is made inside, over keys",
+        "backend-disagrees": "torch chooses the kernel, and no line of a user's stands in either path",
     }.items()
 }
 

@@ -293,6 +293,31 @@ class LooksWithoutTriangle(Attention):
         return (q @ k.mT / self.d**0.5).softmax(-1) @ v
 
 
+class SoftCapped(Attention):
+    """Caps the logits, which a fused kernel cannot do."""
+
+    cap = 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused_attn = False
+
+    def shown(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None) -> Tensor:
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        if attention_mask is not None:
+            seen = seen & attention_mask[:, None, None, :].bool()
+        scores = self.cap * torch.tanh(q @ k.mT / self.d**0.5 / self.cap)
+        return scores.masked_fill(~seen, torch.finfo(q.dtype).min).softmax(-1) @ v
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.shown(q, k, v, attention_mask)
+
+
+class CapLostWhenFused(SoftCapped):
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return Attention.fused(self, q, k, v, attention_mask) if self.fused_attn else super().fused(q, k, v, attention_mask)
+
+
 class RunningMean(nn.Module):
     """The mean of a position and all before it."""
 
@@ -358,5 +383,6 @@ CASES = (
     *plant("sdpa", "not-finite", "0 × -inf", *ONE, build=encoder, bad=(W, ZeroTimesInfinity), good=(W, W)),
     *plant("sdpa", "observer-effect", "weights come without the pads", *ONE, build=showing, bad=(A, LooksWithoutPads), good=(A, A)),
     *plant("sdpa", "observer-effect", "weights come without the triangle", *ALL, build=showing, bad=(LooksWithoutTriangle, LooksWithoutTriangle), good=(A, A)),
+    *plant("sdpa", "backend-disagrees", "the fused kernel drops the cap", *ONE, build=decoder, bad=(SoftCapped, CapLostWhenFused), good=(SoftCapped, SoftCapped)),
     *plant("sdpa", "side-channel", "the mean of the whole sequence", "layers.0.context", build=summarised, bad=(WholeSummaryBlock, SummaryBlock), good=(SummaryBlock, SummaryBlock)),
 )  # fmt: skip
