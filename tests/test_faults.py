@@ -1,4 +1,4 @@
-"""The texts of faults and promises: the bad example is flagged under its own name, the good one is silent, and nothing is left empty."""
+"""The texts of faults and promises: the bad example is flagged by name, the good one is silent, nothing is empty."""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ def seen(q: Tensor, k: Tensor, keep: Tensor | None, *, causal: bool) -> Tensor:
     return whole if keep is None else whole & keep[:, None, None, :]
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, *, causal: bool = False, scale: float | None = None) -> Tensor:
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, *, causal: bool = False, scale: float | None = None
+) -> Tensor:
     """Attention as it should be, with finite fills."""
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     return scores.masked_fill(~seen(q, k, keep, causal=causal), torch.finfo(q.dtype).min).softmax(-1) @ v
@@ -158,12 +160,12 @@ def banded(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, *, left: int, r
 class Windows(nn.Module):
     """Attention inside windows of four positions, which are folded into the batch."""
 
-    def __init__(self, *, split: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.out, self.split = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), split
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        windows = x.reshape(-1, 4, WIDTH) if self.split else x.reshape(x.shape[0], -1, 4, WIDTH).transpose(1, 2).reshape(-1, 4, WIDTH)
+        windows = x.reshape(-1, 4, WIDTH)
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(windows).chunk(3, -1))
         return x + self.out(plain(q, k, v, None).transpose(1, 2).flatten(2)).reshape(x.shape)
 
@@ -198,7 +200,8 @@ class Latent(nn.Module):
 
     def __init__(self, counted: int = 12) -> None:
         super().__init__()
-        self.q, self.down, self.up = nn.Linear(WIDTH, HEADS * 12), nn.Linear(WIDTH, 7 + 4), nn.Linear(7, HEADS * (8 + 5))
+        self.q = nn.Linear(WIDTH, HEADS * 12)
+        self.down, self.up = nn.Linear(WIDTH, 7 + 4), nn.Linear(7, HEADS * (8 + 5))
         self.out, self.counted = nn.Linear(HEADS * 5, WIDTH), counted
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -353,7 +356,8 @@ class Narrow(nn.Module):
     def __init__(self, *, tied: bool, scale: float | None = None) -> None:
         super().__init__()
         self.tied, self.scale, wide = tied, scale, 8 if tied else 5
-        self.q, self.k, self.v = nn.Linear(WIDTH, HEADS * 8), nn.Linear(WIDTH, HEADS * 8), nn.Linear(WIDTH, HEADS * wide)
+        self.q, self.k = nn.Linear(WIDTH, HEADS * 8), nn.Linear(WIDTH, HEADS * 8)
+        self.v = nn.Linear(WIDTH, HEADS * wide)
         self.out = nn.Linear(HEADS * wide, WIDTH)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -454,44 +458,159 @@ def torch_encoder(intent: Intent) -> Target:
 
 
 TRAPS = (
-    Trap("top-left causal as a primitive", lambda: Target(top_left, CAUSAL), lambda: Target(bare, CAUSAL), "causal-leak"),
-    Trap("a prefix that sees both ways", lambda: two(prefix_lm, Intent(Mask.prefix(3))), lambda: two(prefix_lm, CAUSAL), "causal-leak"),
-    Trap("a mask of ones beside a decoder's own triangle", lambda: two(causal, CAUSAL), lambda: two(or_given, CAUSAL), "causal-leak"),
+    Trap(
+        "top-left causal as a primitive", lambda: Target(top_left, CAUSAL), lambda: Target(bare, CAUSAL), "causal-leak"
+    ),
+    Trap(
+        "a prefix that sees both ways",
+        lambda: two(prefix_lm, Intent(Mask.prefix(3))),
+        lambda: two(prefix_lm, CAUSAL),
+        "causal-leak",
+    ),
+    Trap(
+        "a mask of ones beside a decoder's own triangle",
+        lambda: two(causal, CAUSAL),
+        lambda: two(or_given, CAUSAL),
+        "causal-leak",
+    ),
     Trap("pads that see pads", lambda: two(pads_see_pads, FULL), lambda: two(pads_seen, FULL), "mask-ignored"),
-    Trap("-100 added", lambda: two(partial(added, amount=-100.0), CAUSAL), lambda: two(partial(added, amount=-3.0), CAUSAL), "mask-ignored"),
-    Trap("-1e9 filled", lambda: two(partial(filled, fill=-1e9), CAUSAL), lambda: two(partial(filled, fill=1e-9), CAUSAL), "mask-ignored"),
+    Trap(
+        "-100 added",
+        lambda: two(partial(added, amount=-100.0), CAUSAL),
+        lambda: two(partial(added, amount=-3.0), CAUSAL),
+        "mask-ignored",
+    ),
+    Trap(
+        "-1e9 filled",
+        lambda: two(partial(filled, fill=-1e9), CAUSAL),
+        lambda: two(partial(filled, fill=1e-9), CAUSAL),
+        "mask-ignored",
+    ),
     Trap("-1e4 filled", lambda: two(partial(filled, fill=-1e4), CAUSAL), lambda: two(leaky, CAUSAL), "causal-leak"),
-    Trap("a window that counts the query's own key", lambda: two(partial(banded, left=2, right=0), Intent(Mask.causal() & Mask.window(3)))),
+    Trap(
+        "a window that counts the query's own key",
+        lambda: two(partial(banded, left=2, right=0), Intent(Mask.causal() & Mask.window(3))),
+    ),
     Trap("a window of equal radii", lambda: two(partial(banded, left=2, right=2), Intent(Mask.window(2, 2)))),
     Trap("windows folded into the batch", windows),
-    Trap("the fourth root on q and on k", lambda: two(partial(roots, both=True), FULL), lambda: two(partial(roots, both=False), FULL), "scale-wrong-width"),
-    Trap("a scale folded into the weights", lambda: two(partial(plain, scale=1.0), Intent(Mask.full(), scale_is_free=True)), lambda: two(partial(plain, scale=1.0), FULL), "scale-missing"),
-    Trap("no scale, as stated", lambda: two(partial(plain, scale=1.0), Intent(Mask.full(), scale=1.0)), lambda: two(plain, Intent(Mask.full(), scale=1.0)), "scale-wrong-width"),
-    Trap("a width of the scale stated by the author", lambda: two(partial(plain, scale=6**-0.5), Intent(Mask.full(), scale=6**-0.5)), lambda: two(partial(plain, scale=6**-0.5), FULL), "scale-wrong-width"),
-    Trap("normed q and k with scale 1", lambda: two(partial(normed, norm=True), FULL), lambda: two(partial(normed, norm=False), FULL), "scale-missing"),
-    Trap("queries scaled before a kernel that does not", lambda: two(partial(prescaled, scale=1.0), FULL), lambda: two(partial(prescaled, scale=None), FULL), "scale-twice"),
+    Trap(
+        "the fourth root on q and on k",
+        lambda: two(partial(roots, both=True), FULL),
+        lambda: two(partial(roots, both=False), FULL),
+        "scale-wrong-width",
+    ),
+    Trap(
+        "a scale folded into the weights",
+        lambda: two(partial(plain, scale=1.0), Intent(Mask.full(), scale_is_free=True)),
+        lambda: two(partial(plain, scale=1.0), FULL),
+        "scale-missing",
+    ),
+    Trap(
+        "no scale, as stated",
+        lambda: two(partial(plain, scale=1.0), Intent(Mask.full(), scale=1.0)),
+        lambda: two(plain, Intent(Mask.full(), scale=1.0)),
+        "scale-wrong-width",
+    ),
+    Trap(
+        "a width of the scale stated by the author",
+        lambda: two(partial(plain, scale=6**-0.5), Intent(Mask.full(), scale=6**-0.5)),
+        lambda: two(partial(plain, scale=6**-0.5), FULL),
+        "scale-wrong-width",
+    ),
+    Trap(
+        "normed q and k with scale 1",
+        lambda: two(partial(normed, norm=True), FULL),
+        lambda: two(partial(normed, norm=False), FULL),
+        "scale-missing",
+    ),
+    Trap(
+        "queries scaled before a kernel that does not",
+        lambda: two(partial(prescaled, scale=1.0), FULL),
+        lambda: two(partial(prescaled, scale=None), FULL),
+        "scale-twice",
+    ),
     Trap("a latent of keys and values", lambda: latent(12), lambda: latent(8), "scale-wrong-width"),
-    Trap("one more in the denominator", lambda: two(off_by_one, CAUSAL), lambda: two(over_queries, CAUSAL), "softmax-wrong-axis"),
+    Trap(
+        "one more in the denominator",
+        lambda: two(off_by_one, CAUSAL),
+        lambda: two(over_queries, CAUSAL),
+        "softmax-wrong-axis",
+    ),
     Trap("learned sinks", sinks),
-    Trap("dropout in a model left in train mode", lambda: in_training(False), lambda: in_training(True), "dropout-in-eval"),
+    Trap(
+        "dropout in a model left in train mode",
+        lambda: in_training(False),
+        lambda: in_training(True),
+        "dropout-in-eval",
+    ),
     Trap("kernels that differ where nothing is seen", lambda: choosing(None), lambda: choosing(1.0), "scale-missing"),
-    Trap("rotary positions that do not start at the pads", lambda: two(rope, CAUSAL), lambda: two(rope_padded, CAUSAL), "padding-leak"),
-    Trap("learned positions and no argument for them", lambda: two(causal, CAUSAL), lambda: two(partial(padded_leaky, causal=True), CAUSAL), "padding-leak"),
+    Trap(
+        "rotary positions that do not start at the pads",
+        lambda: two(rope, CAUSAL),
+        lambda: two(rope_padded, CAUSAL),
+        "padding-leak",
+    ),
+    Trap(
+        "learned positions and no argument for them",
+        lambda: two(causal, CAUSAL),
+        lambda: two(partial(padded_leaky, causal=True), CAUSAL),
+        "padding-leak",
+    ),
     Trap("heads folded into the batch", lambda: folded(True), lambda: folded(False), "heads-interleaved"),
     Trap("a relative bias shared by the layers", lambda: relative(True), lambda: relative(False), "causal-leak"),
     Trap("tied keys and values", lambda: narrow(tied=True), lambda: narrow(tied=True, scale=1.0), "scale-missing"),
-    Trap("values of another width", lambda: narrow(tied=False), lambda: narrow(tied=False, scale=5**-0.5), "scale-wrong-width"),
-    Trap("a group norm over time in an encoder", lambda: two(plain, FULL, before=OverTime), lambda: two(causal, CAUSAL, before=OverTime), "side-channel"),
-    Trap("a convolution over pads in an encoder", lambda: two(plain, FULL, before=Neighbours), lambda: two(causal, CAUSAL, before=Neighbours), "side-channel"),
+    Trap(
+        "values of another width",
+        lambda: narrow(tied=False),
+        lambda: narrow(tied=False, scale=5**-0.5),
+        "scale-wrong-width",
+    ),
+    Trap(
+        "a group norm over time in an encoder",
+        lambda: two(plain, FULL, before=OverTime),
+        lambda: two(causal, CAUSAL, before=OverTime),
+        "side-channel",
+    ),
+    Trap(
+        "a convolution over pads in an encoder",
+        lambda: two(plain, FULL, before=Neighbours),
+        lambda: two(causal, CAUSAL, before=Neighbours),
+        "side-channel",
+    ),
     Trap("hashing at random", lambda: two(plain, FULL, before=Hashing), lambda: in_training(True), "dropout-in-eval"),
-    Trap("mean pooling over pads", lambda: two(plain, FULL, after=Mean), lambda: two(padded_leaky, FULL, model=Pooled), "padding-leak"),
+    Trap(
+        "mean pooling over pads",
+        lambda: two(plain, FULL, after=Mean),
+        lambda: two(padded_leaky, FULL, model=Pooled),
+        "padding-leak",
+    ),
     Trap("mean pooling over real tokens", lambda: two(plain, FULL, model=Pooled)),
-    Trap("a router of tokens to experts", lambda: two(causal, CAUSAL, before=Experts), lambda: two(causal, CAUSAL, before=partial(Experts, together=True)), "side-channel"),
-    Trap("a cache that is not passed", lambda: two(causal, CAUSAL, model=Cached), lambda: two(leaky, CAUSAL, model=Cached), "causal-leak"),
+    Trap(
+        "a router of tokens to experts",
+        lambda: two(causal, CAUSAL, before=Experts),
+        lambda: two(causal, CAUSAL, before=partial(Experts, together=True)),
+        "side-channel",
+    ),
+    Trap(
+        "a cache that is not passed",
+        lambda: two(causal, CAUSAL, model=Cached),
+        lambda: two(leaky, CAUSAL, model=Cached),
+        "causal-leak",
+    ),
     Trap("an encoder without any mask", lambda: torch_encoder(FULL), lambda: torch_encoder(CAUSAL), "causal-leak"),
-    Trap("a decoder that sees both ways, as stated", lambda: two(plain, FULL, model=Unpadded), lambda: two(causal, FULL, model=Unpadded), "causal-extra"),
-    Trap("nothing stated about the mask", lambda: two(causal, Intent()), lambda: two(partial(padded_leaky, causal=True), Intent()), "padding-leak"),
-)  # fmt: skip
+    Trap(
+        "a decoder that sees both ways, as stated",
+        lambda: two(plain, FULL, model=Unpadded),
+        lambda: two(causal, FULL, model=Unpadded),
+        "causal-extra",
+    ),
+    Trap(
+        "nothing stated about the mask",
+        lambda: two(causal, Intent()),
+        lambda: two(partial(padded_leaky, causal=True), Intent()),
+        "padding-leak",
+    ),
+)
 
 
 def errors(target: Target) -> list[tuple[str, str]]:
@@ -534,6 +653,8 @@ def test_released_architecture_raises_no_error(architecture: str) -> None:
 
 def test_quarter_roots_are_the_plain_scale() -> None:
     """A trap is only one if it is right: fourth roots on both sides, by hand."""
-    q, k, v = (torch.randn(1, 1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    q, k, v = (
+        torch.randn(1, 1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(3)
+    )
     by_hand = torch.softmax(q @ k.mT / math.sqrt(16), -1) @ v
     torch.testing.assert_close(roots(q, k, v, None, both=True), by_hand, rtol=1e-12, atol=1e-12)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.zoo import CASES, IMPOSSIBLE, STYLES, Case, judge
 
 from intently.faults import FAULTS
-from tests.zoo import CASES, IMPOSSIBLE, STYLES, Case, judge
 
 PLANTED = [case for case in CASES if case.fault is not None]
 
@@ -37,7 +37,9 @@ def test_a_harness_that_is_told_otherwise_complains() -> None:
     assert replace(found, fault="scale-twice").complaint.startswith("misnamed")
     assert replace(found, sites=("blocks.1.attention",)).complaint.startswith("mislocated")
     assert replace(found, fault=None, sites=()).complaint.startswith("false alarm")
-    assert replace(found, errors=tuple((f, s, "suspected") for f, s, _ in found.errors)).complaint.startswith("unproven")
+    assert replace(found, errors=tuple((f, s, "suspected") for f, s, _ in found.errors)).complaint.startswith(
+        "unproven"
+    )
     assert replace(found, errors=(*found.errors, ("causal-leak", "x", "proven"))).complaint.startswith("named twice")
     assert replace(found, raised="no").complaint.startswith("could not be checked")
     assert replace(judge(twin), fault="scale-missing", sites=case.sites).complaint.startswith("missed")

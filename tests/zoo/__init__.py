@@ -6,7 +6,9 @@ from tests.zoo import einsum, matmul, multihead, sdpa
 from tests.zoo.case import STYLES, Case, Outcome, judge
 
 # Faults planted in one model share its clean twin, which is checked once.
-CASES: tuple[Case, ...] = tuple({str(c): c for c in (*einsum.CASES, *matmul.CASES, *multihead.CASES, *sdpa.CASES)}.values())
+CASES: tuple[Case, ...] = tuple(
+    {str(c): c for c in (*einsum.CASES, *matmul.CASES, *multihead.CASES, *sdpa.CASES)}.values()
+)
 
 # Where a fault cannot exist in a style, and why.
 IMPOSSIBLE: dict[tuple[str, str], str] = {**multihead.IMPOSSIBLE, **sdpa.IMPOSSIBLE}

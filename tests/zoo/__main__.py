@@ -12,17 +12,20 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import torch
+from tests.zoo import CASES, IMPOSSIBLE, STYLES, Outcome, judge
 
 import intently
 from intently.faults import FAULTS
-from tests.zoo import CASES, IMPOSSIBLE, STYLES, Outcome, judge
 
 
 def table(corner: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[object]]]) -> str:
     """Right-aligned columns under a header."""
     lines = [(corner, *columns)] + [(name, *(str(v) for v in values)) for name, values in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]) for line in lines)
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    )
 
 
 def _score(outcomes: Sequence[Outcome]) -> str:
@@ -46,7 +49,7 @@ def confusion(outcomes: Sequence[Outcome]) -> str:
 
 
 def by_fault(outcomes: Sequence[Outcome]) -> str:
-    """Per fault: right name, right site, proven, and the false alarms on its twins, which is what a user can rely on."""
+    """Per fault: right name, right site, proven, and the false alarms on its twins."""
     rows = []
     for name in FAULTS:
         mine = [o for o in outcomes if o.fault == name]

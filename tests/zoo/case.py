@@ -32,7 +32,13 @@ class Case:
 
 
 def plant(
-    style: str, fault: str, name: str, *sites: str, build: Callable[..., Target], bad: tuple[Any, ...], good: tuple[Any, ...]
+    style: str,
+    fault: str,
+    name: str,
+    *sites: str,
+    build: Callable[..., Target],
+    bad: tuple[Any, ...],
+    good: tuple[Any, ...],
 ) -> tuple[Case, Case]:
     """A planted case and its clean twin: the same builder, given parts with the planted line and parts without it.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
+from tests.zoo.case import plant
 from torch import Tensor, nn
 
 from intently import Intent, Mask, Target
-from tests.zoo.case import plant
 
 WIDTH, HEADS, VOCABULARY = 24, 3, 19
 
@@ -45,7 +47,9 @@ class Attention(nn.Module):
     def drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, 0.2, training=self.training)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor]:
         q, k, v = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
         weights = self.drop(self.weigh(self.hide(self.score(q, k), attention_mask)))
         return self.out(self.merge(torch.einsum("bhqk,bkhd->bqhd", weights, v))), weights
@@ -195,7 +199,9 @@ class ZeroTimesInfinity(TwoWay):
 
 
 class LooksWithoutTriangle(Attention):
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor]:
         if not output_attentions:
             return super().forward(x, attention_mask)
         q, k, v = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
@@ -212,7 +218,10 @@ class TwoKernels(Attention):
         self.slopes = nn.Parameter(torch.rand(HEADS))
 
     def bias(self, scores: Tensor) -> Tensor:
-        return -self.slopes[:, None, None] * (torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])).abs()
+        return (
+            -self.slopes[:, None, None]
+            * (torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])).abs()
+        )
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         scores = super().score(q, k)
@@ -221,7 +230,9 @@ class TwoKernels(Attention):
     def addend(self, scores: Tensor, attention_mask: Tensor | None) -> Tensor:
         return self.hide(self.bias(scores).expand(scores.shape), attention_mask)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor]:
         if not self.use_flash:
             return super().forward(x, attention_mask)
         q, k, v = (self.split(p(x)).transpose(1, 2) for p in (self.query, self.key, self.value))
@@ -281,28 +292,103 @@ def mixing(*blocks: type[Block]) -> Target:
 A, W = Attention, TwoWay
 ONE, ALL = ("layers.1.attn",), ("layers.0.attn", "layers.1.attn")
 
+planted = partial(plant, "einsum")
+
 CASES = (
-    *plant("einsum", "causal-leak", "tril(1)", *ONE, build=decoder, bad=(A, SeesOneAhead), good=(A, A)),
-    *plant("einsum", "causal-leak", "an encoder's layer in a decoder", *ALL, build=decoder, bad=(W, W), good=(A, A)),
-    *plant("einsum", "causal-leak", "no triangle without a mask", "layers.0.attn", build=decoder, bad=(TriangleOnlyWithMask, A, A), good=(A, A, A)),
-    *plant("einsum", "causal-extra", "a decoder's layer in an encoder", *ONE, build=encoder, bad=(W, A), good=(W, W)),
-    *plant("einsum", "padding-leak", "the mask stops at one layer", *ONE, build=decoder, bad=(A, TakesNoMask, A), good=(A, A, A)),
-    *plant("einsum", "padding-leak", "the mask is never used", *ALL, build=decoder, bad=(TakesNoMask, TakesNoMask), good=(A, A)),
-    *plant("einsum", "mask-ignored", "zeros and ones are added", *ONE, build=decoder, bad=(A, AddsTheMask), good=(A, A)),
-    *plant("einsum", "mask-ignored", "the triangle is multiplied", "layers.0.attn", build=decoder, bad=(MultipliesTheTriangle, A), good=(A, A)),
-    *plant("einsum", "mask-inverted", "fills where kept", *ONE, build=encoder, bad=(W, FillsWhereKept), good=(W, W)),
-    *plant("einsum", "scale-missing", "no factor", *ONE, build=decoder, bad=(A, NoScale), good=(A, A)),
-    *plant("einsum", "scale-twice", "on the query and on the scores", *ALL, build=decoder, bad=(ScaledInBothPlaces, ScaledInBothPlaces), good=(A, A)),
-    *plant("einsum", "scale-wrong-width", "the width of the model", *ONE, build=decoder, bad=(A, ScaledByTheModelWidth), good=(A, A)),
-    *plant("einsum", "scale-wrong-width", "times the root", "layers.0.attn", build=decoder, bad=(MultipliedByTheRoot, A), good=(A, A)),
-    *plant("einsum", "softmax-wrong-axis", "over heads", *ONE, build=encoder, bad=(W, SumsOverHeads), good=(W, W)),
-    *plant("einsum", "softmax-wrong-axis", "over queries", *ALL, build=encoder, bad=(SumsOverQueries, SumsOverQueries), good=(W, W)),
-    *plant("einsum", "dropout-in-eval", "F.dropout without training=", *ONE, build=decoder, bad=(A, AlwaysDrops), good=(A, A)),
-    *plant("einsum", "heads-interleaved", "heads split before positions", "layers.0.attn", build=decoder, bad=(SplitsHeadsFirst, A), good=(A, A)),
-    *plant("einsum", "heads-interleaved", "heads merged before positions", *ONE, build=decoder, bad=(A, MergesHeadsFirst), good=(A, A)),
-    *plant("einsum", "not-finite", "0 × -inf", *ONE, build=encoder, bad=(W, ZeroTimesInfinity), good=(W, W)),
-    *plant("einsum", "not-finite", "0 × -inf in every layer", *ALL, build=encoder, bad=(ZeroTimesInfinity, ZeroTimesInfinity), good=(W, W)),
-    *plant("einsum", "observer-effect", "weights come without the triangle", *ONE, build=decoder, bad=(A, LooksWithoutTriangle), good=(A, A)),
-    *plant("einsum", "backend-disagrees", "the fused kernel gets no bias", *ONE, build=decoder, bad=(TwoKernels, BiasByHandOnly), good=(TwoKernels, TwoKernels)),
-    *plant("einsum", "side-channel", "a centred convolution", "layers.1.conv", build=mixing, bad=(MixingBlock, CentredBlock), good=(MixingBlock, MixingBlock)),
-)  # fmt: skip
+    *planted("causal-leak", "tril(1)", *ONE, build=decoder, bad=(A, SeesOneAhead), good=(A, A)),
+    *planted("causal-leak", "an encoder's layer in a decoder", *ALL, build=decoder, bad=(W, W), good=(A, A)),
+    *planted(
+        "causal-leak",
+        "no triangle without a mask",
+        "layers.0.attn",
+        build=decoder,
+        bad=(TriangleOnlyWithMask, A, A),
+        good=(A, A, A),
+    ),
+    *planted("causal-extra", "a decoder's layer in an encoder", *ONE, build=encoder, bad=(W, A), good=(W, W)),
+    *planted(
+        "padding-leak", "the mask stops at one layer", *ONE, build=decoder, bad=(A, TakesNoMask, A), good=(A, A, A)
+    ),
+    *planted(
+        "padding-leak", "the mask is never used", *ALL, build=decoder, bad=(TakesNoMask, TakesNoMask), good=(A, A)
+    ),
+    *planted("mask-ignored", "zeros and ones are added", *ONE, build=decoder, bad=(A, AddsTheMask), good=(A, A)),
+    *planted(
+        "mask-ignored",
+        "the triangle is multiplied",
+        "layers.0.attn",
+        build=decoder,
+        bad=(MultipliesTheTriangle, A),
+        good=(A, A),
+    ),
+    *planted("mask-inverted", "fills where kept", *ONE, build=encoder, bad=(W, FillsWhereKept), good=(W, W)),
+    *planted("scale-missing", "no factor", *ONE, build=decoder, bad=(A, NoScale), good=(A, A)),
+    *planted(
+        "scale-twice",
+        "on the query and on the scores",
+        *ALL,
+        build=decoder,
+        bad=(ScaledInBothPlaces, ScaledInBothPlaces),
+        good=(A, A),
+    ),
+    *planted(
+        "scale-wrong-width", "the width of the model", *ONE, build=decoder, bad=(A, ScaledByTheModelWidth), good=(A, A)
+    ),
+    *planted(
+        "scale-wrong-width", "times the root", "layers.0.attn", build=decoder, bad=(MultipliedByTheRoot, A), good=(A, A)
+    ),
+    *planted("softmax-wrong-axis", "over heads", *ONE, build=encoder, bad=(W, SumsOverHeads), good=(W, W)),
+    *planted(
+        "softmax-wrong-axis", "over queries", *ALL, build=encoder, bad=(SumsOverQueries, SumsOverQueries), good=(W, W)
+    ),
+    *planted("dropout-in-eval", "F.dropout without training=", *ONE, build=decoder, bad=(A, AlwaysDrops), good=(A, A)),
+    *planted(
+        "heads-interleaved",
+        "heads split before positions",
+        "layers.0.attn",
+        build=decoder,
+        bad=(SplitsHeadsFirst, A),
+        good=(A, A),
+    ),
+    *planted(
+        "heads-interleaved",
+        "heads merged before positions",
+        *ONE,
+        build=decoder,
+        bad=(A, MergesHeadsFirst),
+        good=(A, A),
+    ),
+    *planted("not-finite", "0 × -inf", *ONE, build=encoder, bad=(W, ZeroTimesInfinity), good=(W, W)),
+    *planted(
+        "not-finite",
+        "0 × -inf in every layer",
+        *ALL,
+        build=encoder,
+        bad=(ZeroTimesInfinity, ZeroTimesInfinity),
+        good=(W, W),
+    ),
+    *planted(
+        "observer-effect",
+        "weights come without the triangle",
+        *ONE,
+        build=decoder,
+        bad=(A, LooksWithoutTriangle),
+        good=(A, A),
+    ),
+    *planted(
+        "backend-disagrees",
+        "the fused kernel gets no bias",
+        *ONE,
+        build=decoder,
+        bad=(TwoKernels, BiasByHandOnly),
+        good=(TwoKernels, TwoKernels),
+    ),
+    *planted(
+        "side-channel",
+        "a centred convolution",
+        "layers.1.conv",
+        build=mixing,
+        bad=(MixingBlock, CentredBlock),
+        good=(MixingBlock, MixingBlock),
+    ),
+)

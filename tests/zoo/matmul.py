@@ -1,14 +1,15 @@
-"""The matmul style: explicit scores; encoders of features that take `key_padding_mask` (True hides), decoders, and both together."""
+"""The matmul style: explicit scores, in encoders that take `key_padding_mask` (True hides), in decoders, in both."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
+from tests.zoo.case import plant
 from torch import Tensor, nn
 
 from intently import Intent, Mask, Target
-from tests.zoo.case import plant
 
 WIDTH, HEADS, INPUT, VOCABULARY = 20, 2, 11, 23
 
@@ -45,7 +46,9 @@ class Attention(nn.Module):
         att = self.weigh(self.pads(self.order(self.score(q, k)), key_padding_mask))
         return att @ v, att
 
-    def forward(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None = None, return_attention: bool = False):
+    def forward(
+        self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None = None, return_attention: bool = False
+    ):
         k, v = self.kv(memory).chunk(2, dim=-1)
         y, att = self.mix(self.split(self.q(x)), self.split(k), self.split(v), key_padding_mask)
         return self.proj(self.merge(y)), att
@@ -65,7 +68,9 @@ class Layer(nn.Module):
         self.attention, self.norm1 = attention(), nn.LayerNorm(WIDTH)
         self.up, self.down, self.norm2 = nn.Linear(WIDTH, 30), nn.Linear(30, WIDTH), nn.LayerNorm(WIDTH)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None, return_attention: bool = False) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, key_padding_mask: Tensor | None, return_attention: bool = False
+    ) -> tuple[Tensor, Tensor]:
         y, att = self.attention(x, x, key_padding_mask, return_attention)
         x = self.norm1(x + y)
         return self.norm2(x + self.down(self.up(x).relu())), att
@@ -162,7 +167,7 @@ def alone(attention: type[Attention]) -> Target:
     return Target(Alone(attention).eval(), Intent(mask), features=WIDTH)
 
 
-# -- the planted lines ----------------------------------------------------------------------------------------------
+# -- the planted lines: each class differs from the one it inherits by one method -----------------------------------
 
 
 class StrictlyAbove(Causal):
@@ -172,11 +177,6 @@ class StrictlyAbove(Causal):
 
 
 class TriangleLost(Causal):
-    def pads(self, att: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        if key_padding_mask is None:
-            return att
-        return att.masked_fill(key_padding_mask[:, None, None, :], -1e9 if att.dtype != torch.half else -6e4)
-
     def mix(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         score = self.score(q, k)
         att = self.weigh(self.order(score) if key_padding_mask is None else self.pads(score, key_padding_mask))
@@ -266,7 +266,9 @@ class FillsWithInfinity(Causal):
 
 
 class LooksUnscaled(Attention):
-    def forward(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None = None, return_attention: bool = False):
+    def forward(
+        self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None = None, return_attention: bool = False
+    ):
         if not return_attention:
             return super().forward(x, memory, key_padding_mask)
         k, v = (self.split(t) for t in self.kv(memory).chunk(2, dim=-1))
@@ -330,30 +332,81 @@ A, C = Attention, Causal
 ONE, ALL = ("blocks.1.attention",), ("blocks.0.attention", "blocks.1.attention")
 H1, H2 = ("h.1.attention",), ("h.0.attention", "h.1.attention")
 
+planted = partial(plant, "matmul")
+
 CASES = (
-    *plant("matmul", "causal-leak", "triu(2)", *H1, build=decoder, bad=(C, StrictlyAbove), good=(C, C)),
-    *plant("matmul", "causal-leak", "a given mask replaces the triangle", *H2, build=decoder, bad=(TriangleLost, TriangleLost), good=(C, C)),
-    *plant("matmul", "causal-leak", "one layer, alone", "inner", build=alone, bad=(StrictlyAbove,), good=(C,)),
-    *plant("matmul", "causal-extra", "a triangle in the middle of an encoder", *ONE, build=encoder, bad=(A, C, A), good=(A, A, A)),
-    *plant("matmul", "causal-extra", "a triangle in cross-attention", "layers.1.cross", build=translator, bad=(A, C), good=(A, A)),
-    *plant("matmul", "padding-leak", "no mask in one layer", "blocks.0.attention", build=encoder, bad=(NoPads, A), good=(A, A)),
-    *plant("matmul", "padding-leak", "no mask anywhere", *ALL, build=encoder, bad=(NoPads, NoPads), good=(A, A)),
-    *plant("matmul", "padding-leak", "no mask in cross-attention", "layers.0.cross", build=translator, bad=(NoPads, A), good=(A, A)),
-    *plant("matmul", "mask-ignored", "filled with 1e-9 for -1e9", *ONE, build=encoder, bad=(A, TinyFill), good=(A, A)),
-    *plant("matmul", "mask-ignored", "set to zero after the softmax", *ONE, build=encoder, bad=(A, ZeroedAfterwards, A), good=(A, A, A)),
-    *plant("matmul", "mask-inverted", "hides what is kept", *ALL, build=encoder, bad=(KeepsThePads, KeepsThePads), good=(A, A)),
-    *plant("matmul", "mask-inverted", "the lower triangle is hidden", *H1, build=decoder, bad=(C, SeesTheFuture), good=(C, C)),
-    *plant("matmul", "scale-missing", "no factor", *ALL, build=encoder, bad=(NoScale, NoScale), good=(A, A)),
-    *plant("matmul", "scale-twice", "divided by the width", *ONE, build=encoder, bad=(A, DividedByTheWidth), good=(A, A)),
-    *plant("matmul", "scale-wrong-width", "the number of heads", *ONE, build=encoder, bad=(A, DividedByTheHeads, A), good=(A, A, A)),
-    *plant("matmul", "scale-wrong-width", "the quarter root on one side", *H1, build=decoder, bad=(C, QuarterRootOnce), good=(C, C)),
-    *plant("matmul", "softmax-wrong-axis", "over queries", *ONE, build=encoder, bad=(A, SumsOverQueries), good=(A, A)),
-    *plant("matmul", "softmax-wrong-axis", "over samples", "inner", build=alone, bad=(SumsOverSamples,), good=(A,)),
-    *plant("matmul", "dropout-in-eval", "a Dropout made in the forward", *ALL, build=encoder, bad=(MakesItsDropout, MakesItsDropout), good=(A, A)),
-    *plant("matmul", "heads-interleaved", "reshape to heads first", *H1, build=decoder, bad=(C, ReshapesHeads), good=(C, C)),
-    *plant("matmul", "heads-interleaved", "merged without transpose", "inner", build=alone, bad=(ReshapesBack,), good=(A,)),
-    *plant("matmul", "not-finite", "-inf beside left pads", "h.0.attention", build=decoder, bad=(FillsWithInfinity, C), good=(C, C)),
-    *plant("matmul", "observer-effect", "weights come unscaled", *ALL, build=encoder, bad=(LooksUnscaled, LooksUnscaled), good=(A, A)),
-    *plant("matmul", "backend-disagrees", "the fused path has no temperature", *ALL, build=encoder, bad=(FusedAtOneTemperature, FusedAtOneTemperature), good=(TwoPaths, TwoPaths)),
-    *plant("matmul", "side-channel", "statistics of the batch", "blocks.0.norm1", build=normed, bad=(LiveStatisticsLayer, BatchNormLayer), good=(BatchNormLayer, BatchNormLayer)),
-)  # fmt: skip
+    *planted("causal-leak", "triu(2)", *H1, build=decoder, bad=(C, StrictlyAbove), good=(C, C)),
+    *planted(
+        "causal-leak",
+        "a given mask replaces the triangle",
+        *H2,
+        build=decoder,
+        bad=(TriangleLost, TriangleLost),
+        good=(C, C),
+    ),
+    *planted("causal-leak", "one layer, alone", "inner", build=alone, bad=(StrictlyAbove,), good=(C,)),
+    *planted(
+        "causal-extra", "a triangle in the middle of an encoder", *ONE, build=encoder, bad=(A, C, A), good=(A, A, A)
+    ),
+    *planted(
+        "causal-extra", "a triangle in cross-attention", "layers.1.cross", build=translator, bad=(A, C), good=(A, A)
+    ),
+    *planted("padding-leak", "no mask in one layer", "blocks.0.attention", build=encoder, bad=(NoPads, A), good=(A, A)),
+    *planted("padding-leak", "no mask anywhere", *ALL, build=encoder, bad=(NoPads, NoPads), good=(A, A)),
+    *planted(
+        "padding-leak", "no mask in cross-attention", "layers.0.cross", build=translator, bad=(NoPads, A), good=(A, A)
+    ),
+    *planted("mask-ignored", "filled with 1e-9 for -1e9", *ONE, build=encoder, bad=(A, TinyFill), good=(A, A)),
+    *planted(
+        "mask-ignored",
+        "set to zero after the softmax",
+        *ONE,
+        build=encoder,
+        bad=(A, ZeroedAfterwards, A),
+        good=(A, A, A),
+    ),
+    *planted("mask-inverted", "hides what is kept", *ALL, build=encoder, bad=(KeepsThePads, KeepsThePads), good=(A, A)),
+    *planted("mask-inverted", "the lower triangle is hidden", *H1, build=decoder, bad=(C, SeesTheFuture), good=(C, C)),
+    *planted("scale-missing", "no factor", *ALL, build=encoder, bad=(NoScale, NoScale), good=(A, A)),
+    *planted("scale-twice", "divided by the width", *ONE, build=encoder, bad=(A, DividedByTheWidth), good=(A, A)),
+    *planted(
+        "scale-wrong-width", "the number of heads", *ONE, build=encoder, bad=(A, DividedByTheHeads, A), good=(A, A, A)
+    ),
+    *planted(
+        "scale-wrong-width", "the quarter root on one side", *H1, build=decoder, bad=(C, QuarterRootOnce), good=(C, C)
+    ),
+    *planted("softmax-wrong-axis", "over queries", *ONE, build=encoder, bad=(A, SumsOverQueries), good=(A, A)),
+    *planted("softmax-wrong-axis", "over samples", "inner", build=alone, bad=(SumsOverSamples,), good=(A,)),
+    *planted(
+        "dropout-in-eval",
+        "a Dropout made in the forward",
+        *ALL,
+        build=encoder,
+        bad=(MakesItsDropout, MakesItsDropout),
+        good=(A, A),
+    ),
+    *planted("heads-interleaved", "reshape to heads first", *H1, build=decoder, bad=(C, ReshapesHeads), good=(C, C)),
+    *planted("heads-interleaved", "merged without transpose", "inner", build=alone, bad=(ReshapesBack,), good=(A,)),
+    *planted(
+        "not-finite", "-inf beside left pads", "h.0.attention", build=decoder, bad=(FillsWithInfinity, C), good=(C, C)
+    ),
+    *planted(
+        "observer-effect", "weights come unscaled", *ALL, build=encoder, bad=(LooksUnscaled, LooksUnscaled), good=(A, A)
+    ),
+    *planted(
+        "backend-disagrees",
+        "the fused path has no temperature",
+        *ALL,
+        build=encoder,
+        bad=(FusedAtOneTemperature, FusedAtOneTemperature),
+        good=(TwoPaths, TwoPaths),
+    ),
+    *planted(
+        "side-channel",
+        "statistics of the batch",
+        "blocks.0.norm1",
+        build=normed,
+        bad=(LiveStatisticsLayer, BatchNormLayer),
+        good=(BatchNormLayer, BatchNormLayer),
+    ),
+)

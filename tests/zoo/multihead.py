@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
+from tests.zoo.case import plant
 from torch import Tensor, nn
 
 from intently import Intent, Mask, Target
-from tests.zoo.case import plant
 
 WIDTH, HEADS, INPUT, VOCABULARY = 24, 3, 10, 21
 
@@ -130,7 +132,7 @@ def unpadded_causal(*layers: type[Layer]) -> Target:
     return Target(Unpadded(layers).eval(), Intent(Mask.causal()), features=INPUT)
 
 
-# -- the planted lines ----------------------------------------------------------------------------------------------
+# -- the planted lines: each class differs from the one it inherits by one method -----------------------------------
 
 
 class HidesFromTheSecond(Causal):
@@ -174,7 +176,7 @@ class FunctionalDefaults(Layer):
         m, x = self.self_attn, x.transpose(0, 1)
         y, _ = F.multi_head_attention_forward(
             x, x, x, WIDTH, HEADS, m.in_proj_weight, m.in_proj_bias, None, None, False, m.dropout,
-            m.out_proj.weight, m.out_proj.bias, training=self.training, key_padding_mask=pads, need_weights=need_weights,
+            m.out_proj.weight, m.out_proj.bias, self.training, key_padding_mask=pads, need_weights=need_weights,
         )  # fmt: skip
         return y.transpose(0, 1)
 
@@ -236,21 +238,83 @@ class BothDirections(Recurrent):
 E, C = Layer, Causal
 ONE, ALL = ("layers.1.self_attn",), ("layers.0.self_attn", "layers.1.self_attn")
 
+planted = partial(plant, "multihead")
+
 CASES = (
-    *plant("multihead", "causal-leak", "triu(2)", *ONE, build=language, bad=(C, HidesFromTheSecond), good=(C, C)),
-    *plant("multihead", "causal-leak", "no attn_mask", *ALL, build=unpadded_causal, bad=(E, E), good=(C, C)),
-    *plant("multihead", "causal-leak", "a key mask replaces the triangle", *ONE, build=language, bad=(C, MaskReplacesTheTriangle), good=(C, C)),
-    *plant("multihead", "causal-extra", "an attn_mask in an encoder", *ONE, build=unpadded, bad=(E, C, E), good=(E, E, E)),
-    *plant("multihead", "causal-extra", "an attn_mask in every layer", *ALL, build=unpadded, bad=(C, C), good=(E, E)),
-    *plant("multihead", "padding-leak", "one layer gets no key mask", *ONE, build=encoder, bad=(E, DropsThePads), good=(E, E)),
-    *plant("multihead", "padding-leak", "no layer gets the key mask", *ALL, build=masked_language, bad=(DropsThePads, DropsThePads), good=(E, E)),
-    *plant("multihead", "mask-ignored", "a float mask of zeros and ones", *ONE, build=encoder, bad=(E, FloatsThePads), good=(E, E)),
-    *plant("multihead", "mask-inverted", "kept keys passed as hidden", *ALL, build=masked_language, bad=(PassesKeptForHidden, PassesKeptForHidden), good=(E, E)),
-    *plant("multihead", "mask-inverted", "the lower triangle is hidden", *ONE, build=unpadded_causal, bad=(C, HidesThePast), good=(C, C)),
-    *plant("multihead", "dropout-in-eval", "training=True by default", "layers.1", build=encoder, bad=(E, TrainsByDefault), good=(E, FunctionalDefaults)),
-    *plant("multihead", "heads-interleaved", "batch_first left out", *ONE, build=unpadded, bad=(E, SequenceFirst), good=(E, E)),
-    *plant("multihead", "heads-interleaved", "batch_first left out everywhere", *ALL, build=unpadded, bad=(SequenceFirst, SequenceFirst), good=(E, E)),
-    *plant("multihead", "not-finite", "left pads see nothing", "layers.0.self_attn", build=language, bad=(AsksForWeights, C), good=(C, C)),
-    *plant("multihead", "observer-effect", "weights come without the triangle", *ONE, build=showing, bad=(C, LooksWithoutTriangle), good=(C, LooksWithTriangle)),
-    *plant("multihead", "side-channel", "a recurrent layer runs both ways", "layers.0.rnn", build=unpadded_causal, bad=(BothDirections, Recurrent), good=(Recurrent, Recurrent)),
-)  # fmt: skip
+    *planted("causal-leak", "triu(2)", *ONE, build=language, bad=(C, HidesFromTheSecond), good=(C, C)),
+    *planted("causal-leak", "no attn_mask", *ALL, build=unpadded_causal, bad=(E, E), good=(C, C)),
+    *planted(
+        "causal-leak",
+        "a key mask replaces the triangle",
+        *ONE,
+        build=language,
+        bad=(C, MaskReplacesTheTriangle),
+        good=(C, C),
+    ),
+    *planted("causal-extra", "an attn_mask in an encoder", *ONE, build=unpadded, bad=(E, C, E), good=(E, E, E)),
+    *planted("causal-extra", "an attn_mask in every layer", *ALL, build=unpadded, bad=(C, C), good=(E, E)),
+    *planted("padding-leak", "one layer gets no key mask", *ONE, build=encoder, bad=(E, DropsThePads), good=(E, E)),
+    *planted(
+        "padding-leak",
+        "no layer gets the key mask",
+        *ALL,
+        build=masked_language,
+        bad=(DropsThePads, DropsThePads),
+        good=(E, E),
+    ),
+    *planted(
+        "mask-ignored", "a float mask of zeros and ones", *ONE, build=encoder, bad=(E, FloatsThePads), good=(E, E)
+    ),
+    *planted(
+        "mask-inverted",
+        "kept keys passed as hidden",
+        *ALL,
+        build=masked_language,
+        bad=(PassesKeptForHidden, PassesKeptForHidden),
+        good=(E, E),
+    ),
+    *planted(
+        "mask-inverted", "the lower triangle is hidden", *ONE, build=unpadded_causal, bad=(C, HidesThePast), good=(C, C)
+    ),
+    *planted(
+        "dropout-in-eval",
+        "training=True by default",
+        "layers.1",
+        build=encoder,
+        bad=(E, TrainsByDefault),
+        good=(E, FunctionalDefaults),
+    ),
+    *planted("heads-interleaved", "batch_first left out", *ONE, build=unpadded, bad=(E, SequenceFirst), good=(E, E)),
+    *planted(
+        "heads-interleaved",
+        "batch_first left out everywhere",
+        *ALL,
+        build=unpadded,
+        bad=(SequenceFirst, SequenceFirst),
+        good=(E, E),
+    ),
+    *planted(
+        "not-finite",
+        "left pads see nothing",
+        "layers.0.self_attn",
+        build=language,
+        bad=(AsksForWeights, C),
+        good=(C, C),
+    ),
+    *planted(
+        "observer-effect",
+        "weights come without the triangle",
+        *ONE,
+        build=showing,
+        bad=(C, LooksWithoutTriangle),
+        good=(C, LooksWithTriangle),
+    ),
+    *planted(
+        "side-channel",
+        "a recurrent layer runs both ways",
+        "layers.0.rnn",
+        build=unpadded_causal,
+        bad=(BothDirections, Recurrent),
+        good=(Recurrent, Recurrent),
+    ),
+)

@@ -1,13 +1,15 @@
-"""The F.scaled_dot_product_attention style: a fused call with grouped heads and rotated positions; `attention_mask` is 1 at real tokens."""
+"""The F.scaled_dot_product_attention style: fused calls, grouped heads, rotary positions, `attention_mask`."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
+from tests.zoo.case import plant
 from torch import Tensor, nn
 
 from intently import Intent, Mask, Target
-from tests.zoo.case import plant
 
 WIDTH, HEADS, KV_HEADS, VOCABULARY, INPUT = 32, 4, 2, 29, 13
 
@@ -72,7 +74,8 @@ class Block(nn.Module):
     def __init__(self, attention: type[Attention]) -> None:
         super().__init__()
         self.input_layernorm, self.self_attn = nn.RMSNorm(WIDTH), attention()
-        self.post_layernorm, self.gate, self.up, self.down = nn.RMSNorm(WIDTH), *(nn.Linear(a, b) for a, b in ((WIDTH, 44), (WIDTH, 44), (44, WIDTH)))
+        self.post_layernorm, self.down = nn.RMSNorm(WIDTH), nn.Linear(44, WIDTH)
+        self.gate, self.up = nn.Linear(WIDTH, 44), nn.Linear(WIDTH, 44)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, output_attentions: bool = False) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), attention_mask, output_attentions)
@@ -99,7 +102,9 @@ class Llama(nn.Module):
 class Showing(Llama):
     """One that can be asked for the weights, which a fused call does not give."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+    ) -> Tensor:
         return self.through(input_ids, attention_mask, output_attentions)
 
 
@@ -122,7 +127,11 @@ class Reader(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.own, self.ask, self.told = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+        self.own, self.ask, self.told = (
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, 2 * WIDTH),
+        )
 
     def split(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], x.shape[1], HEADS, -1).transpose(1, 2)
@@ -191,7 +200,7 @@ def single(model: type[Single]) -> Target:
     return Target(model().eval(), Intent(Mask.causal()), features=WIDTH)
 
 
-# -- the planted lines ----------------------------------------------------------------------------------------------
+# -- the planted lines: each class differs from the one it inherits by one method -----------------------------------
 
 
 class MaskReplacesTheTriangle(Attention):
@@ -315,7 +324,11 @@ class SoftCapped(Attention):
 
 class CapLostWhenFused(SoftCapped):
     def fused(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return Attention.fused(self, q, k, v, attention_mask) if self.fused_attn else super().fused(q, k, v, attention_mask)
+        return (
+            Attention.fused(self, q, k, v, attention_mask)
+            if self.fused_attn
+            else super().fused(q, k, v, attention_mask)
+        )
 
 
 class RunningMean(nn.Module):
@@ -362,27 +375,91 @@ def summarised(*blocks: type[SummaryBlock]) -> Target:
 A, W, R = Attention, TwoWay, Reader
 ONE, ALL = ("layers.1.self_attn",), ("layers.0.self_attn", "layers.1.self_attn")
 
+planted = partial(plant, "sdpa")
+
 CASES = (
-    *plant("sdpa", "causal-leak", "a given mask replaces the triangle", *ALL, build=decoder, bad=(MaskReplacesTheTriangle, MaskReplacesTheTriangle), good=(A, A)),
-    *plant("sdpa", "causal-leak", "is_causal=self.training", *ONE, build=decoder, bad=(A, CausalInTraining, A), good=(A, A, A)),
-    *plant("sdpa", "causal-extra", "is_causal where no mask is given", *ONE, build=encoder, bad=(W, CausalWithoutMask), good=(W, W)),
-    *plant("sdpa", "causal-extra", "is_causal over the memory", "layers.1#1", build=stack, bad=(R, ReadsCausally), good=(R, R)),
-    *plant("sdpa", "padding-leak", "is_causal alone", *ONE, build=decoder, bad=(A, OnlyCausal), good=(A, A)),
-    *plant("sdpa", "padding-leak", "is_causal alone, everywhere", *ALL, build=decoder, bad=(OnlyCausal, OnlyCausal), good=(A, A)),
-    *plant("sdpa", "mask-ignored", "a float mask of zeros and ones", *ONE, build=encoder, bad=(W, FloatsTheMask), good=(W, W)),
-    *plant("sdpa", "mask-ignored", "a float mask, everywhere", *ALL, build=encoder, bad=(FloatsTheMask, FloatsTheMask), good=(W, W)),
-    *plant("sdpa", "mask-inverted", "True taken for hidden", *ONE, build=encoder, bad=(W, TrueForHidden), good=(W, W)),
-    *plant("sdpa", "mask-inverted", "the lower triangle is hidden", "layers.0.self_attn", build=decoder, bad=(HidesThePast, A), good=(A, A)),
-    *plant("sdpa", "scale-missing", "scale=1.0", "(root)", build=single, bad=(ScaleOfOne,), good=(Single,)),
-    *plant("sdpa", "scale-twice", "queries scaled before the call", *ONE, build=encoder, bad=(W, ScaledBefore, W), good=(W, W, W)),
-    *plant("sdpa", "scale-wrong-width", "the width of the model", "(root)", build=single, bad=(ScaleOfTheModel,), good=(Single,)),
-    *plant("sdpa", "dropout-in-eval", "dropout_p whatever the mode", *ONE, build=decoder, bad=(A, AlwaysDrops), good=(A, A)),
-    *plant("sdpa", "dropout-in-eval", "dropout_p, everywhere", *ALL, build=decoder, bad=(AlwaysDrops, AlwaysDrops), good=(A, A)),
-    *plant("sdpa", "heads-interleaved", "view without transpose", *ONE, build=decoder, bad=(A, ViewsHeads), good=(A, A)),
-    *plant("sdpa", "heads-interleaved", "merged without transpose", "layers.0.self_attn", build=decoder, bad=(MergesHeadsFirst, A), good=(A, A)),
-    *plant("sdpa", "not-finite", "0 × -inf", *ONE, build=encoder, bad=(W, ZeroTimesInfinity), good=(W, W)),
-    *plant("sdpa", "observer-effect", "weights come without the pads", *ONE, build=showing, bad=(A, LooksWithoutPads), good=(A, A)),
-    *plant("sdpa", "observer-effect", "weights come without the triangle", *ALL, build=showing, bad=(LooksWithoutTriangle, LooksWithoutTriangle), good=(A, A)),
-    *plant("sdpa", "backend-disagrees", "the fused kernel drops the cap", *ONE, build=decoder, bad=(SoftCapped, CapLostWhenFused), good=(SoftCapped, SoftCapped)),
-    *plant("sdpa", "side-channel", "the mean of the whole sequence", "layers.0.context", build=summarised, bad=(WholeSummaryBlock, SummaryBlock), good=(SummaryBlock, SummaryBlock)),
-)  # fmt: skip
+    *planted(
+        "causal-leak",
+        "a given mask replaces the triangle",
+        *ALL,
+        build=decoder,
+        bad=(MaskReplacesTheTriangle, MaskReplacesTheTriangle),
+        good=(A, A),
+    ),
+    *planted(
+        "causal-leak", "is_causal=self.training", *ONE, build=decoder, bad=(A, CausalInTraining, A), good=(A, A, A)
+    ),
+    *planted(
+        "causal-extra", "is_causal where no mask is given", *ONE, build=encoder, bad=(W, CausalWithoutMask), good=(W, W)
+    ),
+    *planted(
+        "causal-extra", "is_causal over the memory", "layers.1#1", build=stack, bad=(R, ReadsCausally), good=(R, R)
+    ),
+    *planted("padding-leak", "is_causal alone", *ONE, build=decoder, bad=(A, OnlyCausal), good=(A, A)),
+    *planted(
+        "padding-leak", "is_causal alone, everywhere", *ALL, build=decoder, bad=(OnlyCausal, OnlyCausal), good=(A, A)
+    ),
+    *planted(
+        "mask-ignored", "a float mask of zeros and ones", *ONE, build=encoder, bad=(W, FloatsTheMask), good=(W, W)
+    ),
+    *planted(
+        "mask-ignored", "a float mask, everywhere", *ALL, build=encoder, bad=(FloatsTheMask, FloatsTheMask), good=(W, W)
+    ),
+    *planted("mask-inverted", "True taken for hidden", *ONE, build=encoder, bad=(W, TrueForHidden), good=(W, W)),
+    *planted(
+        "mask-inverted",
+        "the lower triangle is hidden",
+        "layers.0.self_attn",
+        build=decoder,
+        bad=(HidesThePast, A),
+        good=(A, A),
+    ),
+    *planted("scale-missing", "scale=1.0", "(root)", build=single, bad=(ScaleOfOne,), good=(Single,)),
+    *planted(
+        "scale-twice", "queries scaled before the call", *ONE, build=encoder, bad=(W, ScaledBefore, W), good=(W, W, W)
+    ),
+    *planted(
+        "scale-wrong-width", "the width of the model", "(root)", build=single, bad=(ScaleOfTheModel,), good=(Single,)
+    ),
+    *planted("dropout-in-eval", "dropout_p whatever the mode", *ONE, build=decoder, bad=(A, AlwaysDrops), good=(A, A)),
+    *planted(
+        "dropout-in-eval", "dropout_p, everywhere", *ALL, build=decoder, bad=(AlwaysDrops, AlwaysDrops), good=(A, A)
+    ),
+    *planted("heads-interleaved", "view without transpose", *ONE, build=decoder, bad=(A, ViewsHeads), good=(A, A)),
+    *planted(
+        "heads-interleaved",
+        "merged without transpose",
+        "layers.0.self_attn",
+        build=decoder,
+        bad=(MergesHeadsFirst, A),
+        good=(A, A),
+    ),
+    *planted("not-finite", "0 × -inf", *ONE, build=encoder, bad=(W, ZeroTimesInfinity), good=(W, W)),
+    *planted(
+        "observer-effect", "weights come without the pads", *ONE, build=showing, bad=(A, LooksWithoutPads), good=(A, A)
+    ),
+    *planted(
+        "observer-effect",
+        "weights come without the triangle",
+        *ALL,
+        build=showing,
+        bad=(LooksWithoutTriangle, LooksWithoutTriangle),
+        good=(A, A),
+    ),
+    *planted(
+        "backend-disagrees",
+        "the fused kernel drops the cap",
+        *ONE,
+        build=decoder,
+        bad=(SoftCapped, CapLostWhenFused),
+        good=(SoftCapped, SoftCapped),
+    ),
+    *planted(
+        "side-channel",
+        "the mean of the whole sequence",
+        "layers.0.context",
+        build=summarised,
+        bad=(WholeSummaryBlock, SummaryBlock),
+        good=(SummaryBlock, SummaryBlock),
+    ),
+)

@@ -9,10 +9,11 @@ from intently.report import Cell
 
 # The first of two names for one call explains the second: an inverted mask also leaks and also hides.
 _EXPLAINS = {
-    "mask-inverted": ("padding-leak", "mask-ignored", "causal-leak", "causal-extra"),
-    "mask-ignored": ("padding-leak", "causal-leak"),
+    "mask-inverted": ("padding-leak", "mask-ignored", "causal-leak", "causal-extra", "not-finite"),
+    "mask-ignored": ("padding-leak", "causal-leak", "scale-wrong-width"),
     "heads-interleaved": ("causal-leak", "causal-extra", "padding-leak", "mask-ignored"),
     "softmax-wrong-axis": ("mask-ignored",),
+    "causal-extra": ("not-finite",),
 }
 
 
@@ -68,4 +69,11 @@ def _one_name_each(found: list[Suspicion]) -> list[Suspicion]:
             (strong, s.site.key_name) in names and s.fault.name in weak for strong, weak in _EXPLAINS.items()
         )
 
-    return [s for s in found if not explained(s)]
+    found = [s for s in found if not explained(s)]
+    # Two paths disagree because one of them is wrong: where its fault has a name, that is told.
+    named = {s.site.key_name for s in found if s.site is not None and s.fault.name != "backend-disagrees"}
+    return [
+        s
+        for s in found
+        if s.fault.name != "backend-disagrees" or not (named if s.site is None else {s.site.key_name} & named)
+    ]

@@ -19,18 +19,19 @@ def observed(target: Target, lengths: Mapping[str, int], sites: Sequence[Site]) 
     base = stated or Intent()
     main = target.main
     length = main.positions(lengths[main.argument])
+    alone = len(target.streams) == 1
+    own = [s for s in sites if s.role == "self" and (alone or main.argument in s.origins.get("query", frozenset()))]
+    # Calls over the stream's own positions; where none runs over just these (a class token stands before them), all.
+    own = [s for s in own if s.queries == length] or own
     votes: dict[str, list[Site]] = {}
-    for site in sites:
-        ours = site.queries == length and (
-            main.argument in site.origins.get("query", frozenset()) or len(target.streams) == 1
-        )
-        if site.role == "self" and site.visible is not None and ours and site.rows.are_tokens:
+    for site in own:
+        if site.visible is not None and site.rows.are_tokens and not site.partial:
             kind = recognise(site.visible)
             if kind.exact and kind.mask is not None:
                 votes.setdefault(str(kind.mask), []).append(site)
     if not votes:
         return replace(base, origin="observed")
-    phrase, winners = max(votes.items(), key=lambda item: len(item[1]))
+    winners = max(votes.values(), key=len)
     mask = recognise(winners[0].visible).mask if winners[0].visible is not None else None
     if len(votes) > 1 and len(winners) * 2 <= sum(map(len, votes.values())):
         return replace(base, origin="observed")  # no majority: nothing is claimed

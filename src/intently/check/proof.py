@@ -53,23 +53,25 @@ class Prover:
             # The same line at work in many layers: the first ones were proven each by itself, the others together with them.
             first, _ = self.prove(kin[0], everyone)
             return first, f"the same line as at {kin[0].site.path if kin[0].site else ''}, repaired together with it"
+        undo = suspicion.fault.name in UNDO_A_SWITCH
         allies = [s for s in everyone if s.site is not None and s.repair is not None]
+        allies = [s for s in allies if (s.fault.name in UNDO_A_SWITCH) == undo]
         # Another name for the same call would repair it too: what counts is this repair beside those of other calls.
         alone = [s for s in allies if s.site is not None and s.site.key_name != suspicion.site.key_name]
-        everything = self.verdict(suspicion.promise, condition, [*alone, suspicion])
+        everything = self.verdict(suspicion.promise, condition, [*alone, suspicion], undo=undo)
         if everything != "kept":
             alone = [s for s in allies if s is not suspicion]
-            everything = self.verdict(suspicion.promise, condition, allies)
+            everything = self.verdict(suspicion.promise, condition, allies, undo=undo)
         what = f"repaired at this call, {suspicion.promise} is kept ({condition.name})"
         if everything == "kept":
             if not alone:
                 return True, what
-            without = self.verdict(suspicion.promise, condition, alone)
+            without = self.verdict(suspicion.promise, condition, alone, undo=undo)
             if without == "broken":
                 return True, what if len(
                     allies
                 ) == 1 else f"{what}, and broken again when all other suspects are repaired but not this one"
-            if self.verdict(suspicion.promise, condition, [suspicion]) == "kept":
+            if self.verdict(suspicion.promise, condition, [suspicion], undo=undo) == "kept":
                 return True, what
             if suspicion.promise == "finite" and self._heals(suspicion, condition, alone):
                 return (
@@ -77,7 +79,7 @@ class Prover:
                     f"repaired, this call's output is finite ({condition.name}); left alone it is not, though only pads suffer from it",
                 )
             return False, "the promise is kept with or without this repair: other repairs are enough"
-        if alone and self.verdict(suspicion.promise, condition, [suspicion]) == "kept":
+        if alone and self.verdict(suspicion.promise, condition, [suspicion], undo=undo) == "kept":
             return True, what
         return False, f"{suspicion.promise} stays {everything} after the repair ({condition.name})"
 
@@ -106,14 +108,18 @@ class Prover:
 
         return finite([*others, suspicion]) and not finite(others)
 
-    def verdict(self, promise: str, condition: Condition, suspicions: Sequence[Suspicion]) -> str:
-        # A repair that undoes a switch counts only where the switch itself is judged, beside its run without it.
-        between = promise in BETWEEN_RUNS
-        suspicions = [s for s in suspicions if (s.fault.name in UNDO_A_SWITCH) == between]
+    def verdict(
+        self, promise: str, condition: Condition, suspicions: Sequence[Suspicion], *, undo: bool = False
+    ) -> str:
+        """`kept`, `broken` or `untried`: a promise under one condition with the repairs of some suspicions.
+
+        Repairs that undo a switch are made only where `undo` asks for them, and then alone.
+        """
+        suspicions = [s for s in suspicions if (s.fault.name in UNDO_A_SWITCH) == undo]
         key = (promise, condition.name, tuple(sorted((s.fault.name, s.site.key_name) for s in suspicions if s.site)))
         if key not in self._verdicts:
             repaired = self.trial.repaired(edits_of(suspicions), [condition])
-            if between:
+            if promise in BETWEEN_RUNS and condition.switch.name != PLAIN.name:
                 repaired.assume(Condition(PLAIN, condition.layout), self.trial)
             try:
                 found = [c for c in PROMISES[promise].try_on(repaired) if c.condition == condition.name]

@@ -45,7 +45,7 @@ class Check:
         self.trial = self._trial()
         self._settle_precision()
         self._refuse_dead()
-        plain = self._plain_sites()
+        plain = self.sites = self._plain_sites()
         self.trial.intent = self.intent = observed(self.target, self.setup.lengths, plain)
         cells, findings = self._judge(self.trial)
         if self.wanted.fault("not-finite"):
@@ -179,13 +179,19 @@ class Check:
         plain = [c for c in self.trial.conditions if c.switch.name == PLAIN.name]
         wide = next((c for c in plain if c.layout.samples > 1), plain[0])
         sites = self.trial.sites(wide)
-        if not sites:
-            raise CannotCheck(
-                f"no attention call was seen while {self.target.label} ran",
-                cause="no product of queries and keys meets a softmax and then values, and no fused attention kernel ran",
-                hint="check a part of the model that attends, or a forward that is plain PyTorch (not scripted, not a custom kernel)",
+        if sites:
+            return sites
+        if self.trial.runner.opaque:
+            self.notes.append(
+                "no attention call could be looked at: scripted, vectorised or custom code hides it; "
+                "promises were tried from outside only"
             )
-        return sites
+            return ()
+        raise CannotCheck(
+            f"no attention call was seen while {self.target.label} ran",
+            cause="no product of queries and keys meets a softmax and then values, and no fused attention kernel ran",
+            hint="check a part of the model that attends, written in plain PyTorch",
+        )
 
     def _grid(self, trial: Trial) -> list[Cell]:
         cells: list[Cell] = []
@@ -235,10 +241,15 @@ class Check:
         trial = prover.trial.repaired(repairs, prover.trial.conditions) if repairs else prover.trial
         attending = {s.site.path for s in suspicions if s.site is not None}
         seen = Examination(trial, tuple(left))
+        unread = {each.site.path.split("#")[0] for each in seen.looks() if not each.comparable}
+        opaque = not self.sites
         found: dict[tuple[str, str], Suspicion] = {}
         for suspicion in FAULTS["side-channel"].look(seen):
-            if (suspicion.place and suspicion.place not in attending) or not suspicions:
-                found.setdefault((suspicion.promise, suspicion.place), suspicion)
+            if suspicion.place in attending or (suspicions and not suspicion.place):
+                continue
+            if suspicion.place in unread or (opaque and suspicion.promise in ATTENTIONS_OWN):
+                suspicion = _attention_itself(suspicion)
+            found.setdefault((suspicion.promise, suspicion.place), suspicion)
         return [_finding(s, bool(s.proven_by), s.proven_by or s.unprovable) for s in found.values()]
 
     def _finish(self, cells: list[Cell], findings: list[Finding], sites: Sequence[Site]) -> Report:
@@ -271,6 +282,19 @@ class Check:
             for m in masks
             if m.observed
         ]
+
+
+# What a broken promise is called where attention itself carries it, in calls whose mask cannot be read.
+ATTENTIONS_OWN = {"causal": "causal-leak", "padding-inert": "padding-leak", "repeatable": "dropout-in-eval"}
+
+
+def _attention_itself(suspicion: Suspicion) -> Suspicion:
+    """The channel is a module that attends, in parts or unseen: then it is no side channel but attention's own fault."""
+    name = ATTENTIONS_OWN.get(suspicion.promise)
+    if name is None:
+        return suspicion
+    message = f"the attention of {suspicion.place or 'the model'} brings it in; its mask could not be read (it runs in parts, or unseen)"
+    return replace(suspicion, fault=FAULTS[name], message=message, severity=FAULTS[name].severity)
 
 
 def _ill(trial: Trial, condition: Condition) -> bool:

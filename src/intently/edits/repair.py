@@ -89,7 +89,7 @@ def see(wanted: Callable[[Site], Tensor | None], *, clean: bool = False) -> Repa
 
     def repair(site: Site) -> Replacement | None:
         mask = wanted(site)
-        if mask is None or site.tensors is None:
+        if mask is None or site.tensors is None or mask.shape[0] not in (1, site.tensors.weights.shape[0]):
             return None
         mask = mask.expand(site.tensors.weights.shape)
         logits = logits_without_mask(site, bias=not clean)
@@ -163,6 +163,11 @@ def as_in(other: Site) -> Repair:
             inside = site.scale.inside or 1.0
             slope = torch.tensor([f / inside for f in other.scale.factors], dtype=torch.float64)[None, :, None, None]
             logits = slope * tensors.scores.double() + fit_scale(model.scores, model.logits).added
+        elif model.scores is not None and other.scale is not None and other.scale.softcap:
+            cap, inside = other.scale.softcap, site.scale.inside or 1.0
+            slope = torch.tensor([f / inside for f in other.scale.factors], dtype=torch.float64)[None, :, None, None]
+            capped = cap * torch.tanh(slope * tensors.scores.double() / cap)
+            logits = capped.masked_fill(~other.visible, float("-inf")) if other.visible is not None else capped
         return Replacement(softmax(logits), logits, dropout=0.0)
 
     return repair
@@ -199,6 +204,8 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, bro
         ]
         mask = wanted(site)
         mask = site.visible if mask is None else mask
+        if mask is not None and mask.shape[0] not in (1, query.shape[0]):
+            return None
         output = _attend(parts[0], parts[1], parts[2], slope, mask)
         if "output" in scrambled:
             batch, heads, queries, width = output.shape

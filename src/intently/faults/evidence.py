@@ -45,8 +45,10 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     elif query is not None and query is not target.main:
         encoder = intent.encoder if intent.encoder is not None else (intent.memory if len(target.streams) > 1 else None)
         structure = encoder.matrix(queries, keys) if encoder is not None else None
-    elif intent.mask is not None and intent.is_causal is False and query is None:
-        structure = torch.ones(queries, keys, dtype=torch.bool)
+    elif intent.mask is not None and query is None and key is None and queries == keys and len(target.streams) == 1:
+        # Positions besides the stream's own (a class token) stand before them: only a full mask speaks of those too.
+        full = bool(intent.mask.matrix(queries).all())
+        structure = torch.ones(queries, keys, dtype=torch.bool) if full else None
     if structure is None:
         return None
     structure = structure if structure.dim() == 4 else structure[None, None]
@@ -68,7 +70,13 @@ class Look:
     def wanted(self) -> Tensor | None:
         """bool `[batch, 1, query, key]`: the keys that are meant to be seen."""
         mask = wanted_mask(self.trial.target, self.trial.intent, self.trial.lengths, self.batch, self.site)
-        return None if mask is None else mask.expand(self.samples, 1, self.site.queries, self.site.keys)
+        return self._spread(mask)
+
+    def _spread(self, mask: Tensor | None) -> Tensor | None:
+        """One mask per sample; None where the call knows other samples than the batch (one of them alone, windows)."""
+        if mask is None or mask.shape[0] not in (1, self.samples):
+            return None
+        return mask.expand(self.samples, 1, self.site.queries, self.site.keys)
 
     @property
     def samples(self) -> int:
@@ -98,7 +106,7 @@ class Look:
         kept = {k: torch.ones_like(v) for k, v in self.batch.kept.items()}
         whole = Batch(self.batch.arguments, self.batch.lengths, self.batch.samples, kept)
         mask = wanted_mask(self.trial.target, self.trial.intent, self.trial.lengths, whole, self.site)
-        return None if mask is None else mask.expand(self.samples, 1, self.site.queries, self.site.keys)
+        return self._spread(mask)
 
     @property
     def comparable(self) -> bool:
@@ -107,6 +115,8 @@ class Look:
         if self.wanted is None or seen is None or seen.shape[0] != self.batch.samples or not self.site.rows.are_tokens:
             return False
         tensors = self.site.tensors
+        if self.site.partial:
+            return False
         if tensors is None:
             return True
         operands = [t for t in (tensors.query, tensors.key) if t is not None]

@@ -12,6 +12,7 @@ from intently.faults.evidence import Examination
 from intently.promises import Condition
 from intently.report import Witness
 from intently.sites import Site
+from intently.sites.measure import fit_scale
 from intently.targets.running import PLAIN
 
 
@@ -66,6 +67,25 @@ def difference_in_words(site: Site, other: Site) -> str:
         parts.append(f"weights sum to 1 over {site.normalized_over}, else over {other.normalized_over}")
     if site.dropout != other.dropout:
         parts.append(f"dropout {site.dropout:g}, else {other.dropout:g}")
-    if site.bias != other.bias:
-        parts.append(f"bias {site.bias}, else {other.bias}")
+    if not parts and (gap := _bias_gap(site, other)) > 1e-6:
+        parts.append(f"what is added to the logits differs by up to {gap:.3g}")
+    cap, theirs = (s.scale.softcap if s.scale else None for s in (site, other))
+    if cap != theirs:
+        parts.append(f"softcap {cap}, else {theirs}")
     return "; ".join(parts)
+
+
+def _bias_gap(site: Site, other: Site) -> float:
+    """Largest difference of what the two calls add to their scaled scores, on pairs that both see, row constants aside."""
+    addends = []
+    for each in (site, other):
+        tensors = each.tensors
+        if tensors is None or tensors.scores is None or tensors.logits is None or each.visible is None:
+            return 0.0
+        addends.append(fit_scale(tensors.scores, tensors.logits).added)
+    if addends[0].shape != addends[1].shape or site.visible is None or other.visible is None:
+        return 0.0
+    both = site.visible & other.visible
+    gap = torch.where(both, addends[0] - addends[1], torch.full_like(addends[0], float("nan")))
+    gap = gap - gap.nanmedian(-1, keepdim=True).values
+    return float(torch.nan_to_num(gap).abs().amax())

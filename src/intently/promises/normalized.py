@@ -19,7 +19,7 @@ def deviation(site: Site) -> float:
         return 0.0
     sums = site.row_sum.double()
     sums = sums[torch.isfinite(sums)]
-    if site.dropout > 0 or not sums.numel():
+    if site.dropout > 0 or site.partial or not sums.numel():
         return 0.0
     empty = sums == 0
     over = (sums - 1).clamp_min(0).amax()

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from intently.promises import cells
 from intently.promises.base import Promise
-from intently.promises.trial import Condition, Trial
+from intently.promises.trial import Condition, Influence, Trial
 from intently.report import Cell
+from intently.targets.stream import Stream
 
 
 def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
@@ -18,27 +19,32 @@ def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
     influence = trial.influence(condition)
     outputs = influence.base.shape[1]
     rows = trial.real_rows(condition, outputs)[0][:, None]
-    scale = trial.threshold(influence.base)
+    # A difference below the noise floor may be a faint effect; only one that is rounding's zero counts as hidden.
+    least = min(trial.threshold(influence.base), 1e-13 * float(influence.base.abs().amax()))
     found = {}
     for stream in trial.target.streams:
-        if stream.part == "query":
-            continue  # a query moves its own output alone
-        positions = influence.positions[stream.argument]
-        moved = influence.moved[stream.argument][:, 0].T
-        allowed = torch.ones(outputs, len(positions), dtype=torch.bool)
-        if (
-            stream in trial.target.seen_through_mask
-            and trial.intent.mask is not None
-            and cells.has_positions(trial, influence)
-        ):
-            allowed = trial.intent.mask.matrix(outputs, stream.positions(trial.lengths[stream.argument]))[
-                :, positions
-            ].clone()
-        real = cells.real_positions(trial, condition, stream.argument, positions)
-        # A difference below the noise floor may be a faint effect; only one that is rounding's zero counts as hidden.
-        still = moved <= min(scale, 1e-13 * float(influence.base.abs().amax()))
-        found[stream.argument] = allowed & still & rows & real
+        allowed = _allowed(trial, influence, stream, outputs)
+        if allowed is None:
+            continue
+        moved = influence.moved[stream.argument]
+        if stream.part == "value":  # a key is seen when it moves the output itself or through its value
+            moved = torch.maximum(moved, influence.moved[stream.follows or stream.argument])
+        real = cells.real_positions(trial, condition, stream.argument, influence.positions[stream.argument])
+        found[stream.argument] = allowed & (moved[:, 0].T <= least) & rows & real
     return found
+
+
+def _allowed(trial: Trial, influence: Influence, stream: Stream, outputs: int) -> Tensor | None:
+    """bool [output, tested position]: what the intent lets an output see of a stream; None where it says nothing."""
+    positions = influence.positions[stream.argument]
+    if stream.part in ("query", "key"):
+        return None  # a query moves its own output alone, and keys are judged together with their values
+    everything = torch.ones(outputs, len(positions), dtype=torch.bool)
+    if stream not in trial.target.seen_through_mask or not cells.has_positions(trial, influence):
+        return everything
+    if trial.intent.mask is None:
+        return None
+    return trial.intent.mask.matrix(outputs, stream.positions(trial.lengths[stream.argument]))[:, positions]
 
 
 def try_on(trial: Trial) -> Iterable[Cell]:

@@ -15,6 +15,7 @@ from intently.sites.contraction import Contraction
 from intently.sites.describe import described
 from intently.sites.layout import Layout, order_of, output_axes, query_axis, restorer, value_rows
 from intently.sites.lookup import Lookup
+from intently.sites.origin import features_of
 from intently.sites.provenance import Node
 from intently.sites.site import Site, Tensors
 from intently.sites.sources import Sources
@@ -54,10 +55,15 @@ def assemble(
         batch_of = None if over_queries else moved[..., 0, 0].reshape(-1)
     else:
         over_queries = False
-    order = order_of(lead_sizes, sizes.batch, batch_of)
+    head_of = sources.head_index()
+    if head_of is not None:
+        moved = head_of.permute(perm)
+        head_of = moved[(*([slice(None)] * len(lead)), *([0] * (moved.dim() - len(lead))))].reshape(-1)
+    order = order_of(lead_sizes, sizes.batch, batch_of, head_of)
     value = next(i for i in range(len(made.operands)) if i != index)
+    columns = features_of(operands[value])
     layout = Layout(
-        order, perm, permuted, query_label is None, output_axes(made, index, value, lead, query_label, order)
+        order, perm, permuted, query_label is None, output_axes(made, index, value, query_label, columns, key_axis)
     )
 
     canonical = layout.canonical(weights)
@@ -117,14 +123,23 @@ def assemble(
         lines=lines_of(sources.score_source(), pending.source, source, pending.dropout_source),
         row_sum=None,
         rows=rows,
+        partial=pending.how == "exp" and _unfinished(canonical),
         sink=pending.node.shape.numel() > weights.numel()
         or (pending.how == "exp" and bool((canonical.sum(-1) < 1 - 1e-6).any())),
         tensors=tensors,
     )
     site = described(site, dropped=pending.dropout > 0, path_scale=path_scale)
+    site = replace(site, partial=site.partial and site.normalized_over == "nothing")
     if not keep:
         site = replace(site, tensors=None)
     return Call(path, site, layout, pending, layout.native)
+
+
+def _unfinished(weights: Tensor) -> bool:
+    """Whether exponentials meet the values before they are divided by any sum: no axis sums to 1, and rows may exceed it."""
+    sums = weights.sum(-1)
+    seen = sums[sums != 0]
+    return bool(seen.numel()) and bool(((seen - 1).abs() > 1e-3).any()) and bool((weights.amax(-1) > 0).any())
 
 
 def lines_of(

@@ -58,7 +58,7 @@ class Call:
             factor = tensors.weights.sum(-1, keepdim=True) if site.deferred else 1.0
             output = tensors.aggregate(weights * factor).to(result.dtype).reshape(result.shape)
             kept = replace(tensors, weights=weights, logits=change.logits, output=output)
-        self.site = described(replace(site, tensors=kept, rows=change.rows or site.rows), dropped=False)
+        self.site = described(replace(site, tensors=kept, rows=change.rows or site.rows, repaired=True), dropped=False)
         self.site = replace(self.site, dropout=site.dropout if change.dropout is None else change.dropout)
         return output
 
@@ -70,17 +70,19 @@ class Call:
         positions = self.layout.output_index(shape)
         if positions is None:
             return
-        feature, token = positions
-        merged = Follow({self.node: feature}).to(node)
+        column, token = positions
         tokens = Follow({self.node: token}).to(node)
-        if merged is None or tokens is None:
+        merged = Follow({self.node: column}).to(node) if column is not None else None
+        if tokens is None:
             return
         last = list(range(-len(features), 0))
-        merged, tokens = (t.movedim(list(features), last).flatten(-len(features)) for t in (merged, tokens))
-        flat = merged.reshape(-1, merged.shape[-1])
+        tokens = tokens.movedim(list(features), last).flatten(-len(features))
         ours = tokens >= 0  # other heads of the same layer may stand beside this call's
         first = torch.where(ours, tokens, tokens.max()).amin(-1, keepdim=True)
-        mixed = bool((flat != flat[:1]).any()) or bool(((tokens != first) & ours).any())
+        mixed = bool(((tokens != first) & ours).any())
+        if merged is not None:
+            flat = merged.movedim(list(features), last).flatten(-len(features)).flatten(0, -2)
+            mixed = mixed or bool((flat != flat[:1]).any())
         if mixed and "output" not in self.site.rows.scrambled:
             rows = self.site.rows
             self.site = replace(self.site, rows=replace(rows, scrambled=(*rows.scrambled, "output")))
@@ -98,6 +100,7 @@ class Call:
         self.site = replace(
             self.site,
             deferred=True,
+            partial=False,
             row_sum=torch.where(sums > 0, torch.ones_like(sums), sums) if over_keys else sums,
             normalized_over="keys" if over_keys else "another axis",
             tensors=tensors,

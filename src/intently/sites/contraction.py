@@ -63,6 +63,10 @@ def read(
         if made is None:
             return None
         return Contraction(made.operands, made.labels, made.output, float(alpha), added * beta if beta else None)
+    if name == "linear":
+        left, right = _pick(args, kwargs, ("input",), ("weight",))
+        bias = args[2] if len(args) > 2 else kwargs.get("bias")
+        return _matmul(left, right.mT) if isinstance(right, Tensor) and right.dim() == 2 and bias is None else None
     if name == "einsum":
         return _einsum(args)
     if name == "tensordot":

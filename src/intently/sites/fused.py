@@ -72,8 +72,15 @@ def _from_parts(
     queries, keys = query.shape[-2], key.shape[-2]
     batch_of = _samples(nodes, query, sizes)
     over_queries = batch_of is not None and batch_of.dim() > 1 and varies(batch_of, -2)
+    columns = features_of(nodes["query"]) if "query" in nodes else None
+    head_of = None
+    if columns is not None and columns.numel() == query.numel():
+        head_of = columns.reshape(query.shape)[..., 0, 0].reshape(-1)
     order = order_of(
-        tuple(lead), sizes.batch, None if batch_of is None or over_queries else batch_of[..., 0, 0].reshape(-1)
+        tuple(lead),
+        sizes.batch,
+        None if batch_of is None or over_queries else batch_of[..., 0, 0].reshape(-1),
+        None if over_queries else head_of,
     )
 
     def lay(tensor: Tensor, *, repeat: bool = True) -> Tensor:
@@ -87,15 +94,16 @@ def _from_parts(
         flat[order.flatten()] = output.reshape(-1, *output.shape[-2:])
         return flat.reshape(*lead, *output.shape[-2:]).reshape(result.shape)
 
-    def output_index(shape: torch.Size) -> tuple[Tensor, Tensor] | None:
-        width = value.shape[-1]
-        head_at = torch.empty(order.numel(), dtype=torch.long)
-        head_at[order.flatten()] = torch.arange(order.shape[1]).repeat(order.shape[0])
-        head = head_at.reshape(*lead, 1, 1)
-        column = torch.arange(width)
-        token = torch.arange(queries)[:, None]
-        full = (*lead, queries, width)
-        return (head * width + column).expand(full).reshape(shape), token.expand(full).reshape(shape).clone()
+    def output_index(shape: torch.Size) -> tuple[Tensor | None, Tensor] | None:
+        full = (*lead, queries, value.shape[-1])
+        token = torch.arange(queries)[:, None].expand(full).reshape(shape).clone()
+        found = features_of(nodes["value"]) if "value" in nodes else None
+        if found is None or found.numel() != value.numel():
+            return None, token
+        first = found.reshape(value.shape)[..., :1, :]
+        if first.dim() > 3 and first.shape[-3] != heads:
+            first = first.repeat_interleave(heads // first.shape[-3], -3)
+        return first.expand(full).reshape(shape).clone(), token
 
     whole = queries * keys * order.numel() <= ENTRIES
     tensors = visible = None

@@ -24,7 +24,7 @@ class Layout:
     perm: tuple[int, ...]  # weights' axes: leading ones, query, key
     shape: torch.Size  # of the weights in the model's layout, permuted
     squeezed_query: bool
-    output_axes: Callable[[torch.Size], tuple[Tensor, Tensor] | None]
+    output_axes: Callable[[torch.Size], tuple[Tensor | None, Tensor] | None]
 
     def canonical(self, tensor: Tensor) -> Tensor:
         """Weights-shaped tensor to `[batch, heads, query, key]`."""
@@ -42,8 +42,8 @@ class Layout:
         inverse = [self.perm.index(i) for i in range(len(self.perm))]
         return shaped.permute(inverse)
 
-    def output_index(self, shape: torch.Size) -> tuple[Tensor, Tensor] | None:
-        """For every entry of the output: its feature (head and value column) and its query."""
+    def output_index(self, shape: torch.Size) -> tuple[Tensor | None, Tensor] | None:
+        """For every entry of the output: its column of the value projection, where known, and its query."""
         return self.output_axes(shape)
 
 
@@ -57,14 +57,22 @@ def query_axis(free: Sequence[str], made: Contraction, sizes: Sizes, keys: int) 
     return free[-1]
 
 
-def order_of(lead: Sequence[int], batch: int | None, batch_of: Tensor | None) -> Tensor:
-    """Positions of the flattened leading axes as `[batch, head]`."""
+def order_of(lead: Sequence[int], batch: int | None, batch_of: Tensor | None, head_of: Tensor | None = None) -> Tensor:
+    """Positions of the flattened leading axes as `[batch, head]`.
+
+    `batch_of` and `head_of` name the sample and the head of each position where they are known. Leading axes that are
+    neither (windows, blocks, a second axis of a grid) count as samples, each with all its heads.
+    """
     total = math.prod(lead)
     flat = torch.arange(total)
     if batch_of is not None and batch_of.numel() == total:
         samples, counts = torch.unique(batch_of, return_counts=True)
-        if (counts == counts[0]).all() and (samples >= 0).all():
+        if (counts == counts[0]).all() and (samples >= 0).all() and _whole(head_of, batch_of):
             return torch.stack([flat[batch_of == s] for s in samples])
+    if head_of is not None and head_of.numel() == total:
+        heads, counts = torch.unique(head_of, return_counts=True)
+        if (counts == counts[0]).all() and (batch is None or int(counts[0]) % batch == 0):
+            return torch.stack([flat[head_of == h] for h in heads], 1)
     if batch is not None and batch in lead:
         axis = list(lead).index(batch)
         return flat.reshape(tuple(lead)).movedim(axis, 0).reshape(batch, -1)
@@ -75,36 +83,42 @@ def order_of(lead: Sequence[int], batch: int | None, batch_of: Tensor | None) ->
     return flat.reshape(1, -1)
 
 
+def _whole(head_of: Tensor | None, batch_of: Tensor) -> bool:
+    """Whether each sample has each head once, or heads are not known."""
+    if head_of is None or head_of.numel() != batch_of.numel():
+        return True
+    return torch.unique(torch.stack([batch_of, head_of]), dim=1).shape[1] == batch_of.numel()
+
+
 def output_axes(
-    made: Contraction, index: int, value: int, lead: Sequence[str], query: str | None, order: Tensor
-) -> Callable[[torch.Size], tuple[Tensor, Tensor] | None]:
-    def positions(shape: torch.Size) -> tuple[Tensor, Tensor] | None:
+    made: Contraction, index: int, value: int, query: str | None, features: Tensor | None, key: str
+) -> Callable[[torch.Size], tuple[Tensor | None, Tensor] | None]:
+    """For every entry of the output: the column of the value projection that it is, and its query.
+
+    `features` are those columns laid out like the values; None where they are not known.
+    """
+
+    def positions(shape: torch.Size) -> tuple[Tensor | None, Tensor] | None:
         sizes = [made.size(a) for a in made.output]
         if math.prod(sizes) != math.prod(shape):
             return None
-        head_at = torch.empty(order.numel(), dtype=torch.long)
-        head_at[order.flatten()] = torch.arange(order.shape[1]).repeat(order.shape[0])
-        lead_sizes = [made.size(a) for a in lead]
 
         def spread(axes: Sequence[str], values: Tensor) -> Tensor:
             """An index over some axes, laid out over the output's axes."""
-            kept = [a for a in axes if a in made.output]
-            if len(kept) != len(axes):
-                return torch.full(sizes, -1)
             arranged = values.permute([list(axes).index(a) for a in made.output if a in axes])
-            shaped = [made.size(a) if a in axes else 1 for a in made.output]
-            return arranged.reshape(shaped).expand(sizes)
+            held = iter(arranged.shape)
+            return arranged.reshape([next(held) if a in axes else 1 for a in made.output]).expand(sizes)
 
-        columns = [a for a in made.labels[value] if a in made.output and a not in made.labels[index]]
-        width = math.prod(made.size(a) for a in columns)
-        head = spread(lead, head_at.reshape(lead_sizes)) if lead else torch.zeros(sizes, dtype=torch.long)
-        column = (
-            spread(columns, torch.arange(width).reshape([made.size(a) for a in columns]))
-            if columns
-            else torch.zeros_like(head)
-        )
         token = spread([query], torch.arange(made.size(query))) if query else torch.zeros(sizes, dtype=torch.long)
-        return (head * width + column).reshape(shape), token.reshape(shape).clone()
+        token = token.reshape(shape).clone()
+        axes = list(made.labels[value])
+        if features is None or features.numel() != made.operands[value].numel():
+            return None, token
+        first = features.reshape(made.operands[value].shape).select(axes.index(key), 0)
+        axes.remove(key)
+        if any(a not in made.output for a in axes):
+            return None, token
+        return spread(axes, first).reshape(shape).clone(), token
 
     return positions
 

@@ -36,7 +36,8 @@ EXPONENTIALS = frozenset(
     "softmax _softmax exp exp2 exp_ softmin sigmoid sigmoid_ _safe_softmax _masked_softmax".split()
 )
 
-# Calls whose result depends on the seed.
+# Calls that draw numbers, and those that drop entries by them.
+RANDOM = frozenset("rand rand_like randn randn_like bernoulli bernoulli_ randint randint_like uniform_ normal_".split())
 RANDOM_DROPS = frozenset("dropout dropout_ feature_dropout alpha_dropout native_dropout bernoulli bernoulli_".split())
 
 _ALIASES = {

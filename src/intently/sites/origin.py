@@ -57,8 +57,8 @@ def features_of(node: Node) -> Tensor | None:
     if projection is None or projection.name not in ("linear", "addmm") and len(projection.shape) < 2:
         return None
     if "projection" in projection.facts:
-        data, output = projection.facts["projection"]
-        made_new = [i for i, a in enumerate(output) if a not in data]
+        _, output, weight = projection.facts["projection"]
+        made_new = [i for i, a in enumerate(output) if a in weight]
         if len(output) != len(projection.shape) or not made_new:
             return None
         sizes = [projection.shape[i] if i in made_new else 1 for i in range(len(output))]

@@ -75,6 +75,7 @@ class Provenance:
 
     def __init__(self) -> None:
         self._nodes: dict[int, tuple[weakref.ref[Tensor], Node]] = {}
+        self.unseen: list[torch.Size] = []  # shapes of floating tensors that no seen call made
 
     def of(self, tensor: Tensor) -> Node:
         """The node of `tensor`; one never seen before is a constant."""
@@ -84,6 +85,8 @@ class Provenance:
         base = tensor._base
         if base is not None and (seen := self._nodes.get(id(base))) and seen[0]() is base:
             return self.put(tensor, Node("alias", (seen[1],), tensor.shape, seen[1].origins))
+        if tensor.is_floating_point() and tensor.dim() > 1:
+            self.unseen.append(tensor.shape)
         return self.put(tensor, Node("constant", (), tensor.shape, frozenset(), leaf="constant", value=_number(tensor)))
 
     def put(self, tensor: Tensor, node: Node) -> Node:

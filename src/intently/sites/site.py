@@ -100,9 +100,11 @@ class Site:
     row_sum: Tensor | None  # [batch, heads, query]: sum of the weights over the keys
     normalized_over: str = "keys"
     rows: Rows = field(default_factory=Rows)
+    partial: bool = False  # exponentials of one block of keys, brought to sums of 1 somewhere after this call
     deferred: bool = False  # divided by the row sum after the product with the values
     negative: bool = False
     sink: bool = False  # the softmax saw more than the keys that meet values
+    repaired: bool = False  # an edit put another output in its place
     key_name: str = ""  # path and number of the call, the name under which an edit finds it
     tensors: Tensors | None = None
     sampled_rows: int | None = None

@@ -87,53 +87,64 @@ class Sources:
         if score is None or batch is None or batch < 2:
             return None
         for operand in (0, 1):
-            node = score.operands[operand]
-            found = samples_of(node, batch)
-            if found is None:
-                continue
-            made: Contraction = score.contraction
-            tensor = made.operands[operand]
-            if found.numel() != tensor.numel():
-                continue
-            found = found.reshape(tensor.shape)
-            axes = made.labels[operand]
-            for axis in made.summed(operand):
-                if (found != found.narrow(axes.index(axis), 0, 1)).any():
-                    return None
-            kept = [a for a in made.output if a in axes]
-            taken = found
-            for axis in sorted((axes.index(a) for a in made.summed(operand)), reverse=True):
-                taken = taken.select(axis, 0)
-            left = [a for a in axes if a in made.output]
-            taken = taken.permute([left.index(a) for a in kept])
-            taken = taken.reshape([taken.shape[kept.index(a)] if a in kept else 1 for a in made.output])
-            spread = taken.expand([made.size(a) for a in made.output]).reshape(score.node.shape)
-            placed = self._from_first_score(spread)
+            found = samples_of(score.operands[operand], batch)
+            placed = self._placed(found, operand, shared=True) if found is not None else None
             if placed is not None:
                 return placed
         return None
 
+    def head_index(self) -> Tensor | None:
+        """The first projection column of every entry's query, laid out like the weights: it names the head.
+
+        The operand with more columns is taken: keys may be shared by heads.
+        """
+        score = self._score
+        if score is None:
+            return None
+        best: Tensor | None = None
+        for operand in (0, 1):
+            found = features_of(score.operands[operand])
+            placed = self._placed(found, operand, shared=False) if found is not None else None
+            if placed is not None and (best is None or placed.unique().numel() > best.unique().numel()):
+                best = placed
+        return best
+
+    def _placed(self, index: Tensor, operand: int, *, shared: bool) -> Tensor | None:
+        """An index of one operand's rows, laid out like the weights; `shared` demands it of all columns of a row alike."""
+        score = self._score
+        made: Contraction = score.contraction
+        tensor, axes = made.operands[operand], list(made.labels[operand])
+        if index.numel() != tensor.numel():
+            return None
+        index = index.reshape(tensor.shape)
+        summed = [axes.index(a) for a in made.summed(operand)]
+        if shared and any(varies(index, axis) for axis in summed):
+            return None
+        for axis in sorted(summed, reverse=True):
+            index = index.select(axis, 0)
+        left = [a for a in axes if a in made.output]
+        index = index.permute([left.index(a) for a in made.output if a in left])
+        held = iter(index.shape)
+        index = index.reshape([next(held) if a in left else 1 for a in made.output])
+        return self._from_first_score(index.expand([made.size(a) for a in made.output]).reshape(score.node.shape))
+
     def rows(self, *, over_queries: bool, value: Node, layout: Layout, key_axis: int) -> Rows:
-        over_batch = ("query",) if over_queries else ()
+        if over_queries:
+            return Rows(("query",), ())
         scrambled = []
         score = self._score
         if score is not None:
-            made: Contraction = score.contraction
             self.orient(layout)
             for side, name in ((0, "query"), (1, "key")):
                 operand = side if self.query_side() == 0 else 1 - side
-                free = [a for a in made.only_in(operand)]
                 features = features_of(score.operands[operand])
-                tensor = made.operands[operand]
-                if features is None or not free or features.numel() != tensor.numel():
-                    continue
-                axis = made.labels[operand].index(max(free, key=made.size))
-                if varies(features.reshape(tensor.shape), axis):
+                placed = self._placed(features, operand, shared=False) if features is not None else None
+                if placed is not None and varies(layout.canonical(placed), -2 if side == 0 else -1):
                     scrambled.append(name)
         features = features_of(value)
         if features is not None and key_axis < features.dim() and varies(features, key_axis):
             scrambled.append("value")
-        return Rows(over_batch, tuple(scrambled) if not over_queries else ())
+        return Rows((), tuple(scrambled))
 
     def kv_heads(self, order: Tensor) -> int | None:
         score = self._score

@@ -114,11 +114,7 @@ class Tracer(TorchFunctionMode):
         if before is not None and before not in node.inputs:
             node.inputs = (before, *node.inputs)
         facts = node.facts
-        made = (
-            contraction.read(name, args, kwargs, self._factors)
-            if name in ops.CONTRACTIONS or name in ("sum", "rmatmul")
-            else None
-        )
+        made = contraction.read(name, args, kwargs, self._factors) if self._contracts(name, args, kwargs) else None
         if made is not None:
             self._score(made, name, args, kwargs, node)
         elif name in ops.EXPONENTIALS:
@@ -143,9 +139,15 @@ class Tracer(TorchFunctionMode):
 
     def _inherit(self, name: str, node: Node, args: Any, kwargs: Any) -> None:
         """Pass on what is known of the inputs: these are scores, these are weights, this is an output."""
-        if name in ops.CONTRACTIONS or name in ops.PER_POSITION or "weights" in node.facts or "score" in node.facts:
+        if "weights" in node.facts or "score" in node.facts:
             return
-        elementwise = name not in ops.REDUCTIONS
+        # Heads mixed by a parameter (talking heads), before or after the softmax, stay scores and stay weights.
+        mixing = (name in ops.CONTRACTIONS or name == "linear") and "product" not in node.facts and _mixes(node)
+        if (name in ops.CONTRACTIONS or name in ops.PER_POSITION) and not mixing:
+            return
+        elementwise = name not in ops.REDUCTIONS or (name == "mean" and bool(kwargs.get("keepdim")))
+        if name in ops.RANDOM or (elementwise and any("random" in i.facts for i in node.inputs)):
+            node.facts["random"] = True
         for source in node.inputs:
             facts = source.facts
             if name == "sum" and "weights" in facts:
@@ -175,12 +177,24 @@ class Tracer(TorchFunctionMode):
                 pending.dropout_source = locate(self.names)[1]
         if "weights" in node.facts:
             node.facts.pop("score", None)
+            if (
+                isinstance(pending, Pending)
+                and "random" in node.facts
+                and not pending.dropout
+                and name in ("mul", "div", "where", "masked_fill")
+            ):
+                pending.dropout = _share_dropped(node, args)
+                pending.dropout_source = locate(self.names)[1]
 
     def _score(self, made: Contraction, name: str, args: Any, kwargs: Any, node: Node) -> None:
         nodes = self._operand_nodes(made, name, args, kwargs)
         weights = [is_weight(n) for n in nodes]
         if any(weights) and not all(weights):
-            node.facts["projection"] = (made.labels[weights.index(False)], made.output)
+            node.facts["projection"] = (
+                made.labels[weights.index(False)],
+                made.output,
+                made.labels[weights.index(True)],
+            )
         if all(weights) or len(nodes) != 2 or not node.origins:
             return
         node.facts["score"] = (Score(made, node, nodes, locate(self.names)[1], any(weights)),)
@@ -188,6 +202,8 @@ class Tracer(TorchFunctionMode):
     def _operand_nodes(self, made: Contraction, name: str, args: Any, kwargs: Any) -> tuple[Node, ...]:
         """The nodes of a contraction's operands, in its order; of a product and a sum, those of the two factors."""
         tensors = self._factors(args[0]) if name == "sum" else made.operands
+        if name == "linear":
+            tensors = (made.operands[0], args[1] if len(args) > 1 else kwargs["weight"])
         return tuple(self.known.of(t) for t in tensors or ())
 
     def _softmax(self, name: str, node: Node, args: Any, kwargs: Any) -> None:
@@ -216,6 +232,17 @@ class Tracer(TorchFunctionMode):
         if all(n.origins for n in nodes) or any("weights" in n.facts for n in nodes):
             node.facts["factors"] = tuple(pair)
 
+    def _contracts(self, name: str, args: Any, kwargs: Any) -> bool:
+        """Whether a call sums a product of tensors: a linear layer only when its weight is no parameter."""
+        if name == "linear":
+            weight = args[1] if len(args) > 1 else kwargs.get("weight")
+            return (
+                isinstance(weight, Tensor)
+                and not is_weight(self.known.of(weight))
+                and bool(self.known.of(weight).origins)
+            )
+        return name in ops.CONTRACTIONS or name in ("sum", "rmatmul")
+
     def _factors(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
         node = self.known.of(tensor)
         return node.facts.get("factors")
@@ -224,7 +251,7 @@ class Tracer(TorchFunctionMode):
 
     def _product(self, name: str, args: Any, kwargs: Any) -> tuple[Contraction, int, Pending] | None:
         """Weights times values, seen before it runs (so that an edit can change the weights)."""
-        if name not in ops.CONTRACTIONS and name not in ("sum", "rmatmul"):
+        if not self._contracts(name, args, kwargs):
             return None
         made = contraction.read(name, args, kwargs, self._factors)
         if made is None:
@@ -361,12 +388,32 @@ class Tracer(TorchFunctionMode):
         for mine, theirs in zip(tensors_in([output]), tensors_in([shadow]), strict=False):
             self.known.put(mine, self.known.of(theirs))
 
+    def opaque(self) -> bool:
+        """Whether a tensor with the batch's sizes came from no call that was seen: scripted, compiled or custom code made it."""
+        sizes = self.settings.sizes
+        return any(sizes.batch in shape and bool(sizes.lengths & set(shape)) for shape in self.known.unseen)
+
     def sites(self) -> tuple[Site, ...]:
         """Every call found, in the order in which they ran; several in one module are numbered."""
         total: dict[str, int] = {}
         for call in self.calls:
             total[call.path] = total.get(call.path, 0) + 1
         return tuple(call.finished(numbered=total[call.path] > 1) for call in self.calls)
+
+
+def _mixes(node: Node) -> bool:
+    """Whether a contraction has weights or scores on one side and a parameter on the other."""
+    sides = [i for i in node.inputs if not is_weight(i)]
+    return len(sides) == 1 and ("weights" in sides[0].facts or "score" in sides[0].facts)
+
+
+def _share_dropped(node: Node, args: Any) -> float:
+    """The share of entries that a random mask made zero; 0.5 where it cannot be told."""
+    masks = [a for a in args if isinstance(a, Tensor) and a.dtype == torch.bool]
+    masks += [
+        a for a in args if isinstance(a, Tensor) and a.is_floating_point() and bool(((a == 0) | (a == a.amax())).all())
+    ]
+    return max(round(float((masks[0] == 0).double().mean()), 2), 0.01) if masks else 0.5
 
 
 def _joined(pendings: Sequence[Any]) -> Any:

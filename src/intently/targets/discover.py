@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import re
@@ -49,12 +50,21 @@ def discover(target: Target) -> Target:
 
         with contextlib.suppress(CannotCheck):  # someone's own class may read what only trying finds
             return huggingface.completed(target)
-    if target.inputs is not None:
-        found = _from_example(target)
-    else:
-        found = _by_trying(target)
-    found = _with_padding(found)
+    # What is tried must not touch the user's model: statistics of a batch norm would move, in train mode.
+    probe = dataclasses.replace(target, model=private(model))
+    found = _with_padding(_from_example(probe) if target.inputs is not None else _by_trying(probe))
+    found = dataclasses.replace(found, model=model)
     return dataclasses.replace(found, switches=(*found.switches, *switches_of(model, found)))
+
+
+def private(model: Any) -> Any:
+    """A copy of a module in eval mode; the thing itself where it cannot be copied."""
+    if not isinstance(model, nn.Module):
+        return model
+    try:
+        return copy.deepcopy(model).eval()
+    except Exception:
+        return model
 
 
 def _is_pretrained(target: Target) -> bool:
@@ -87,10 +97,17 @@ def _refuse_unusable(model: nn.Module) -> None:
 
 
 def signature(model: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of the model's forward, by name."""
+    """The parameters of the model's forward, by name; of a wrapper that passes everything on, those of what it wraps."""
     function = model.forward if isinstance(model, nn.Module) else model
+    inner = getattr(model, "_orig_mod", None)
+    children = list(model.children()) if isinstance(model, nn.Module) else []
+    if isinstance(inner, nn.Module):
+        return signature(inner)
     try:
-        return dict(inspect.signature(function).parameters)
+        found = dict(inspect.signature(function).parameters)
+        if len(children) == 1 and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found.values()):
+            return signature(children[0])
+        return found
     except (TypeError, ValueError):
         # A function written in C tells no names; of attention functions the order is always this.
         positional = inspect.Parameter.POSITIONAL_ONLY
@@ -556,6 +573,9 @@ def _padding_arguments(target: Target) -> list[tuple[str, bool | None]]:
     for name in names:
         if name in taken or name in target.constants:
             continue
+        owner = next((n for n in names if n != name and name.startswith(f"{n}_")), None)
+        if owner is not None and owner not in taken:
+            continue  # the mask of an optional argument that is not passed
         if _KEEP.match(name):
             found.append((name, True))
         elif _HIDE.match(name):

@@ -28,6 +28,7 @@ class Runner:
         own = dtype_of(target.model)
         self.dtype = dtype or own
         self.forwards = 0
+        self.opaque = False  # part of the model ran unseen by tracing
         self.model = _prepared(target.model, self.dtype)
         self._forms: dict[str, OutputForm] = {}
 
@@ -55,6 +56,7 @@ class Runner:
         settings = Settings(keep=keep, edits=edits or {}, sizes=sizes)
         with self._context(switch, seed), tracing(self.model, named, settings) as tracer:
             result = call(self.model, arguments)
+        self.opaque = self.opaque or tracer.opaque()
         return self._read(result, batch, switch), tracer.sites()
 
     @contextlib.contextmanager

@@ -139,7 +139,7 @@ def call(model: Any, arguments: Mapping[str, Any]) -> Any:
         if parameter.kind is parameter.POSITIONAL_ONLY and name in by_name:
             by_position.append(by_name.pop(name))
         elif parameter.kind is parameter.VAR_POSITIONAL and name in by_name:
-            by_position.extend(by_name.pop(name))
+            by_position.append(by_name.pop(name))
     return model(*by_position, **by_name)
 
 
