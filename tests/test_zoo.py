@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
+import torch
 from tests.zoo import CASES, IMPOSSIBLE, STYLES, Case, judge
+from torch import Tensor
 
 from intently.faults import FAULTS
 
@@ -15,6 +18,31 @@ PLANTED = [case for case in CASES if case.fault is not None]
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case: Case) -> None:
     assert judge(case).complaint == ""
+
+
+def first_rows_after_a_change_at_the_end(case: Case) -> list[tuple[Tensor, Tensor]]:
+    """Outputs before the last position, without a mask and with one of ones, for two inputs that differ in the last."""
+    target = case.build()
+    names = list(inspect.signature(target.model.forward).parameters)
+    generator = torch.Generator().manual_seed(1)
+    if names[0] == "input_ids":
+        one = torch.randint(0, 17, (2, 9), generator=generator)
+        other = torch.cat([one[:, :-1], one[:, -1:] + 1], 1)
+    else:
+        one = torch.randn(2, 9, target.features or 0, generator=generator)
+        other = torch.cat([one[:, :-1], -one[:, -1:]], 1)
+    ones = torch.ones(2, 9, dtype=torch.long)
+    masks = {"attention_mask": ones, "key_padding_mask": ones == 0}
+    given = [{}, *({n: masks[n]} for n in names if n in masks)]
+    with torch.no_grad():
+        return [(target.model(one, **more)[:, :-1], target.model(other, **more)[:, :-1]) for more in given]
+
+
+@pytest.mark.parametrize("case", [c for c in PLANTED if c.fault == "causal-leak"], ids=str)
+def test_planted_leaks_are_leaks_and_their_twins_are_tight(case: Case) -> None:
+    twin = next(c for c in CASES if str(c) == case.twin)
+    assert any((a - b).abs().max() > 1e-4 for a, b in first_rows_after_a_change_at_the_end(case))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in first_rows_after_a_change_at_the_end(twin))
 
 
 def test_every_fault_is_planted_in_every_style_where_it_can_exist() -> None:

@@ -292,6 +292,11 @@ def test_an_unknown_type_names_what_is_near() -> None:
         huggingface.tiny("llamma")
 
 
+def test_no_type_at_all_is_told() -> None:
+    with pytest.raises(CannotCheck, match="names no model type"):
+        huggingface.tiny("")
+
+
 def test_an_unknown_class_is_named() -> None:
     with pytest.raises(CannotCheck, match="no class 'LlamaForPoetry'"):
         huggingface.tiny("llama/LlamaForPoetry")

@@ -27,7 +27,7 @@ def observed(target: Target, lengths: Mapping[str, int], sites: Sequence[Site]) 
     for site in own:
         if site.visible is not None and site.rows.are_tokens and not site.partial:
             kind = recognise(site.visible)
-            if kind.exact and kind.mask is not None:
+            if kind.exact and kind.mask is not None and kind.mask.batch is None and kind.mask.heads is None:
                 votes.setdefault(str(kind.mask), []).append(site)
     if not votes:
         return replace(base, origin="observed")

@@ -107,6 +107,8 @@ def _sizes(target: Target, runner: Runner) -> tuple[int, dict[str, int]]:
         )
     _, sites = runner.traced(target.batch(2, lengths, dtype=runner.dtype), keep=False)
     taken = {n for s in sites for n in (s.heads, s.kv_heads, s.head_dim, s.value_dim)}
+    # Numbers of queries or keys that are the model's own: learned queries, windows.
+    taken |= {n for s in sites for n in (s.queries, s.keys)} - set(lengths.values())
     samples = next(n for n in (2, 3, 5, 4, 7) if n not in taken)
     for base in (7, 6, 9, 10, 5, 11):
         chosen = lengths_for(target.streams, base)

@@ -38,7 +38,8 @@ def assemble(
     weights = made.operands[index]
     axes = made.labels[index]
     key_axes = made.summed(index)
-    key_axis = max(key_axes, key=made.size)
+    # A product that also sums over heads (merged with the output projection) has more than one summed axis.
+    key_axis = max(key_axes, key=lambda a: (made.size(a) in sizes.lengths, made.size(a)))
     free = made.only_in(index)
     lookup = Lookup(pending, operands[index], weights.shape)
     query_label = query_axis(free, made, sizes, made.size(key_axis))

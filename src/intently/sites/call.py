@@ -113,7 +113,7 @@ class Call:
 def _role(site: Site) -> str:
     """`cross` when keys depend on another set of the model's arguments than queries, or stand at other positions."""
     query, key = (_content(site.origins.get(n, frozenset())) for n in ("query", "key"))
-    if query != key:
+    if query != key or (site.kind == "additive" and site.queries != site.keys):
         return "cross"
     return "self" if site.queries == site.keys or site.keys > site.queries == 1 else "cross"
 

@@ -202,8 +202,12 @@ class Tracer(TorchFunctionMode):
     def _operand_nodes(self, made: Contraction, name: str, args: Any, kwargs: Any) -> tuple[Node, ...]:
         """The nodes of a contraction's operands, in its order; of a product and a sum, those of the two factors."""
         tensors = self._factors(args[0]) if name == "sum" else made.operands
-        if name == "linear":
-            tensors = (made.operands[0], args[1] if len(args) > 1 else kwargs["weight"])
+        if name == "linear":  # its second operand is used transposed
+            weight = self.known.of(args[1] if len(args) > 1 else kwargs["weight"])
+            turned = Node("transpose", (weight,), made.operands[1].shape, weight.origins)
+            turned.call = Call(torch.transpose, (weight, -2, -1), {})
+            turned.facts.update({k: v for k, v in weight.facts.items() if k in ("score", "weights")})
+            return (self.known.of(made.operands[0]), turned)
         return tuple(self.known.of(t) for t in tensors or ())
 
     def _softmax(self, name: str, node: Node, args: Any, kwargs: Any) -> None:

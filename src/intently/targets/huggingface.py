@@ -41,6 +41,8 @@ def tiny(text: str, *, seed: int = 0) -> Target:
     ('hf:llama (LlamaForCausalLM)', 'causal', ['input_ids'])
     """
     model_type, _, class_name = text.partition("/")
+    if not model_type:
+        raise CannotCheck("hf: names no model type", hint="hf:llama, or hf:bert/BertModel for one of its classes")
     _require(f"hf:{text}")
     try:
         built = building.build(model_type, class_name or None, seed=seed)
