@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from intently._verbs import callable_module
 from intently.check.naming import Selection
 from intently.check.precision import parameters
 from intently.check.run import Check, Progress
+from intently.errors import CannotCheck
 from intently.intent import Intent
 from intently.report import Report
 from intently.targets.target import Target
@@ -65,7 +68,29 @@ def check(
     whole = replace(whole, **given)
     with torch.random.fork_rng(devices=[]), _threads_for(whole):
         torch.manual_seed(seed)
-        return Check(whole.ready(), Selection(select, ignore), dtype, seed, progress).report()
+        wanted = Selection(select, ignore)
+        try:
+            return Check(whole.ready(), wanted, dtype, seed, progress).report()
+        except (CannotCheck, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if not _from_model(error):
+                raise
+            said = str(error).splitlines()[0][:200] if str(error) else ""
+            raise CannotCheck(
+                f"{whole.label} raised during the check", cause=f"{type(error).__name__}: {said}".rstrip(": ")
+            ) from error
+
+
+def _from_model(error: BaseException) -> bool:
+    """Whether the innermost frame is neither ours nor a function that we handed to torch."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    ours = str(Path(__file__).parent.parent)
+    return (
+        bool(files)
+        and not any(f.startswith(ours) for f in files[-1:])
+        and any(not f.startswith((ours, str(Path(torch.__file__).parent))) for f in files[1:])
+    )
 
 
 @contextlib.contextmanager

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
+from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion
+from intently.promises import PROMISES
 from intently.report import Cell
 
 # The first of two names for one call explains the second: an inverted mask also leaks and also hides.
@@ -18,14 +21,21 @@ _EXPLAINS = {
 
 
 class Selection:
-    """Which promises and faults are wanted, by the names of either."""
+    """Which promises and faults are wanted, by the names of either. Raises `CannotCheck` for a name that nothing has."""
 
     def __init__(self, select: Sequence[str] | None, ignore: Sequence[str] | None):
-        self.select, self.ignore = select, ignore
+        known = [*PROMISES, *FAULTS]
+        for name in (*(select or ()), *(ignore or ())):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise CannotCheck(
+                    f"no promise or fault is named {name!r}", hint=near[0] if near else "intently explain"
+                )
+        self.select, self.ignore = select, ignore or ()
 
     def promise(self, name: str) -> bool:
         """Whether a promise is wanted by its name or by that of a fault that breaks it."""
-        if self.ignore is not None and name in self.ignore:
+        if name in self.ignore:
             return False
         if self.select is None:
             return True
@@ -33,9 +43,10 @@ class Selection:
 
     def fault(self, name: str) -> bool:
         """Whether a fault is wanted by its name or by that of a promise that it breaks."""
-        if self.ignore is not None and name in self.ignore:
+        promises = FAULTS[name].promises
+        if name in self.ignore or all(p in self.ignore for p in promises):
             return False
-        return self.select is None or name in self.select or any(p in self.select for p in FAULTS[name].promises)
+        return self.select is None or name in self.select or any(p in self.select for p in promises)
 
 
 def suspects(seen: Examination, wanted: Selection) -> list[Suspicion]:
@@ -45,6 +56,8 @@ def suspects(seen: Examination, wanted: Selection) -> list[Suspicion]:
         if name == "side-channel" or not wanted.fault(name):
             continue
         for suspicion in fault.look(seen):
+            if not wanted.promise(suspicion.promise):
+                continue
             place = suspicion.site.key_name if suspicion.site is not None else suspicion.place
             key = (name, place)
             if key not in found or _shows_better(suspicion, found[key], seen.cells):

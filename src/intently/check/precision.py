@@ -17,6 +17,7 @@ from intently.targets.target import Target
 # A float64 copy of a model with more parameters than this may not fit beside the model itself.
 MOST_PARAMETERS_IN_DOUBLE = 700_000_000
 MOST_PARAMETERS_IN_HALF = 50_000_000
+PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ def set_up(target: Target, dtype: str) -> Setup:
 
 def _runners(target: Target, dtype: str) -> tuple[Runner, dict[str, Runner], list[str]]:
     own = dtype_of(target.model)
+    if dtype not in ("auto", *PRECISIONS):
+        raise CannotCheck(f"there is no precision {dtype!r}", hint=", ".join(("auto", *PRECISIONS)))
     if dtype != "auto":
         chosen = Runner(target, getattr(torch, dtype))
         _must_run(target, chosen)

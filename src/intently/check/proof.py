@@ -9,8 +9,9 @@ import torch
 
 from intently.edits import apply_all
 from intently.errors import CannotCheck
-from intently.faults import Suspicion
+from intently.faults import Examination, Suspicion
 from intently.promises import PROMISES, Condition, Trial
+from intently.report import Cell
 from intently.sites import Site
 from intently.targets.running import PLAIN
 from intently.targets.stream import Batch
@@ -38,8 +39,9 @@ _MOST_ALONE = 4  # suspects by one line of code that are proven each by itself
 class Prover:
     """Tries promises again on the model with some of its suspects repaired; each trial is made once."""
 
-    def __init__(self, trial: Trial):
+    def __init__(self, trial: Trial, cells: Sequence[Cell]):
         self.trial = trial
+        self.cells = tuple(cells)
         self._verdicts: dict[tuple[Any, ...], str] = {}
 
     def prove(self, suspicion: Suspicion, everyone: Sequence[Suspicion]) -> tuple[bool, str]:
@@ -78,6 +80,11 @@ class Prover:
                     True,
                     f"repaired, this call's output is finite ({condition.name}); left alone it is not, though only pads suffer from it",
                 )
+            if not self._broken(suspicion.promise, condition) and self._gone(suspicion, condition, alone):
+                return (
+                    True,
+                    f"no output shows it, since other calls let it through; measured at the call, the repair takes it away ({condition.name})",
+                )
             return False, "the promise is kept with or without this repair: other repairs are enough"
         if alone and self.verdict(suspicion.promise, condition, [suspicion], undo=undo) == "kept":
             return True, what
@@ -91,6 +98,22 @@ class Prover:
             return (s.fault.name, s.condition, s.site.source if s.site else None)
 
         return [s for s in everyone if s.site is not None and s.repair is not None and mark(s) == mark(suspicion)]
+
+    def _broken(self, promise: str, condition: Condition) -> bool:
+        return any(c.promise == promise and c.condition == condition.name and c.verdict == "broken" for c in self.cells)
+
+    def _gone(self, suspicion: Suspicion, condition: Condition, others: Sequence[Suspicion]) -> bool:
+        """Whether the fault is seen at its call without the repair, and not with it, everything else being repaired."""
+
+        def seen(suspicions: Sequence[Suspicion]) -> bool:
+            trial = self.trial.repaired(edits_of(suspicions), [condition])
+            looks = suspicion.fault.look(Examination(trial, self.cells))
+            return any(
+                s.site is not None and suspicion.site is not None and s.site.key_name == suspicion.site.key_name
+                for s in looks
+            )
+
+        return seen(others) and not seen([*others, suspicion])
 
     def _heals(self, suspicion: Suspicion, condition: Condition, others: Sequence[Suspicion]) -> bool:
         """Whether the call itself is finite with its repair and not without it, everything else being repaired."""

@@ -66,7 +66,7 @@ class Check:
         self.phase = "looking at the sites"
         suspicions = suspects(Examination(trial, tuple(cells)), self.wanted)
         self.phase = "proving"
-        prover = Prover(trial)
+        prover = Prover(trial, cells)
         findings = [_finding(s, *prover.prove(s, suspicions)) for s in suspicions]
         if self.wanted.fault("side-channel"):
             findings += self._side_channels(cells, suspicions, prover)
@@ -75,11 +75,11 @@ class Check:
     # -- what is tried ----------------------------------------------------------------------------------------------
 
     def _trial(self) -> Trial:
+        """The trial of every condition under which the model runs."""
         setup = self.setup
-        conditions = self._usable(conditions_of(self.target, setup.samples))
+        conditions = conditions_of(self.target, setup.samples)
         positions = sum(min(12, s.positions(setup.lengths[s.argument])) for s in self.target.streams)
-        plain = sum(c.switch.name == PLAIN.name for c in conditions)
-        self.total = plain * (positions + 3) + (len(conditions) - plain) * 2 + len(conditions) * len(setup.others)
+        self.total = 3 * (positions + 3) + len(conditions) * (2 + len(setup.others))
         floor = noise_floor(self.target, setup.runner, setup.samples, setup.lengths, self.seed)
         intent = self.target.intent or Intent()
         trial = Trial(
@@ -93,30 +93,28 @@ class Check:
             progress=self._tick,
         )
         trial.in_precision = setup.others
+        self._drop_refused(trial)
         return trial
 
-    def _usable(self, conditions: Sequence[Condition]) -> list[Condition]:
-        """Conditions under which the model runs at all; the others are told in a note."""
-        usable, refused = [], []
-        for condition in conditions:
-            probe = Trial(self.target, Intent(), self.setup.runner, [condition], self.setup.lengths, seed=self.seed)
+    def _drop_refused(self, trial: Trial) -> None:
+        """Leave out the conditions under which the model raises; each is told in a note."""
+        refused: dict[str, str] = {}
+        for condition in trial.conditions:
             try:
-                probe.output(condition)
+                trial.output(condition)
             except Exception as error:
-                refused.append((condition, error))
-            else:
-                usable.append(condition)
+                said = str(error).splitlines()[0][:160] if str(error) else ""
+                refused[condition.name] = f"{type(error).__name__}: {said}".rstrip(": ")
+        usable = tuple(c for c in trial.conditions if c.name not in refused)
         if not any(c.switch.name == PLAIN.name for c in usable):
-            condition, error = refused[0]
+            name, said = next(iter(refused.items()))
             raise CannotCheck(
-                f"{self.target.label} raised under every condition, first under {condition.name!r}",
-                cause=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                f"{self.target.label} raised under every condition, first under {name!r}",
+                cause=said,
                 hint="give inputs= an example call",
             )
-        for condition, error in refused:
-            said = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-            self.notes.append(f"not tried: {condition.name} ({said})")
-        return usable
+        trial.conditions = usable
+        self.notes += [f"not tried: {name} ({said})" for name, said in refused.items()]
 
     def _tick(self) -> None:
         self.done += 1
@@ -220,7 +218,7 @@ class Check:
         found: dict[str, Suspicion] = {}
         for suspicion in FAULTS["not-finite"].look(seen):
             found.setdefault(suspicion.site.key_name if suspicion.site else "", replace(suspicion, severity="warning"))
-        prover, everyone = Prover(trial), list(found.values())
+        prover, everyone = Prover(trial, seen.cells), list(found.values())
         return [_finding(s, *prover.prove(s, everyone)) for s in everyone]
 
     def _side_channels(self, cells: Sequence[Cell], suspicions: Sequence[Suspicion], prover: Prover) -> list[Finding]:

@@ -53,15 +53,11 @@ def _repair(site: Site, batch: Batch) -> Replacement | None:
 
 
 def _makes_nan(look: Look) -> bool:
+    """Whether the call's output is not finite. Calls before it are mended, so it is this call, or how its queries and keys are made."""
     tensors = look.site.tensors
-    return tensors is not None and not bool(torch.isfinite(tensors.output).all()) and _inputs_finite(look)
-
-
-def _inputs_finite(look: Look) -> bool:
-    tensors = look.site.tensors
-    assert tensors is not None
-    parts = [t for t in (tensors.query, tensors.key, tensors.value) if t is not None]
-    return bool(parts) and all(bool(torch.isfinite(t).all()) for t in parts)
+    if tensors is None or bool(torch.isfinite(tensors.output).all()):
+        return False
+    return tensors.value is None or bool(torch.isfinite(tensors.value).all())
 
 
 def _blind(look: Look) -> torch.Tensor:

@@ -59,7 +59,7 @@ def difference_in_words(site: Site, other: Site) -> str:
     parts = []
     if site.visible is not None and other.visible is not None and not torch.equal(site.visible, other.visible):
         parts.append(f"mask {site.mask}, else {other.mask}")
-    if site.scale and other.scale and any(
+    if site.scale and other.scale and site.scale.exact and other.scale.exact and any(
         abs(a - b) > 1e-3 * max(abs(b), 1e-9) for a, b in zip(site.scale.factors, other.scale.factors, strict=False)
     ):  # fmt: skip
         parts.append(f"factor {site.scale.factors[0]:.4g}, else {other.scale.factors[0]:.4g}")

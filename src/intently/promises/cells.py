@@ -44,7 +44,9 @@ def same_as(trial: Trial, condition: Condition) -> Condition | None:
     for other in trial.conditions:
         if other == condition:
             return None
-        alike = other.layout == condition.layout or not (condition.layout.padded or other.layout.padded)
+        alike = condition.layout.padded == other.layout.padded and all(
+            condition.layout.pads.get(s) == other.layout.pads.get(s) for s in condition.layout.padded
+        )
         if alike and _agree(trial, condition, other):
             return other
     return None

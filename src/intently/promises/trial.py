@@ -238,6 +238,8 @@ def conditions_of(target: Target, samples: int) -> tuple[Condition, ...]:
         for stream in padded:
             label = "" if len(padded) == 1 else f"{stream.argument}: "
             layouts.append(Layout(f"{label}pads right", samples, {stream.argument: "right"}))
+            # One padded sample alone: where a model thinks that it needs no mask.
+            layouts.append(Layout(f"{label}pads right, batch 1", 1, {stream.argument: "right"}))
             if stream.padding is not None and stream.padding.form != "lengths":
                 layouts.append(Layout(f"{label}pads left", samples, {stream.argument: "left"}))
     switches = (PLAIN, *target.switches)

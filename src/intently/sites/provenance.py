@@ -165,8 +165,8 @@ class Follow:
         return _broadcast(first, node.shape)
 
     def _replay(self, node: Node) -> Tensor | None:
-        if node.call is None:
-            return None
+        if node.call is None or node.name == "as_strided":
+            return None  # strides speak of memory, which an index tensor does not share
 
         def stand_in(n: Node) -> Tensor:
             known = self._known.get(n)
