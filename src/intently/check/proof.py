@@ -50,45 +50,65 @@ class Prover:
             return True, suspicion.proven_by
         if suspicion.repair is None or suspicion.site is None:
             return False, suspicion.unprovable or "no repair of one site can take this fault away"
-        condition = self.trial.named(suspicion.condition)
-        if len(kin := self._kin(suspicion, everyone)) > _MOST_ALONE and suspicion not in kin[:_MOST_ALONE]:
+        kin = self._kin(suspicion, everyone)
+        if len(kin) > _MOST_ALONE and suspicion not in kin[:_MOST_ALONE]:
             # The same line at work in many layers: the first ones were proven each by itself, the others together with them.
             first, _ = self.prove(kin[0], everyone)
             return first, f"the same line as at {kin[0].site.path if kin[0].site else ''}, repaired together with it"
+        first_note = ""
+        for condition in self._conditions(suspicion):
+            proven, note = self._prove_under(condition, suspicion, everyone)
+            if proven:
+                return True, note
+            first_note = first_note or note
+        return False, first_note
+
+    def _conditions(self, suspicion: Suspicion) -> list[Condition]:
+        """The condition that showed the fault, then others that break its promise without a switch."""
+        first = self.trial.named(suspicion.condition)
+        broken = {c.condition for c in self.cells if c.promise == suspicion.promise and c.verdict == "broken"}
+        others = [
+            c for c in self.trial.conditions if c.name in broken and c.switch == first.switch and c.name != first.name
+        ]
+        return [first, *others[:2]]
+
+    def _prove_under(
+        self, condition: Condition, suspicion: Suspicion, everyone: Sequence[Suspicion]
+    ) -> tuple[bool, str]:
+        promise, site = suspicion.promise, suspicion.site
         undo = suspicion.fault.name in UNDO_A_SWITCH
         allies = [s for s in everyone if s.site is not None and s.repair is not None]
         allies = [s for s in allies if (s.fault.name in UNDO_A_SWITCH) == undo]
         # Another name for the same call would repair it too: what counts is this repair beside those of other calls.
-        alone = [s for s in allies if s.site is not None and s.site.key_name != suspicion.site.key_name]
-        everything = self.verdict(suspicion.promise, condition, [*alone, suspicion], undo=undo)
+        others = [s for s in allies if s.site is not None and site is not None and s.site.key_name != site.key_name]
+        everything = self.verdict(promise, condition, [*others, suspicion], undo=undo)
         if everything != "kept":
-            alone = [s for s in allies if s is not suspicion]
-            everything = self.verdict(suspicion.promise, condition, allies, undo=undo)
-        what = f"repaired at this call, {suspicion.promise} is kept ({condition.name})"
-        if everything == "kept":
-            if not alone:
-                return True, what
-            without = self.verdict(suspicion.promise, condition, alone, undo=undo)
-            if without == "broken":
-                return True, what if len(
-                    allies
-                ) == 1 else f"{what}, and broken again when all other suspects are repaired but not this one"
-            if self.verdict(suspicion.promise, condition, [suspicion], undo=undo) == "kept":
-                return True, what
-            if suspicion.promise == "finite" and self._heals(suspicion, condition, alone):
-                return (
-                    True,
-                    f"repaired, this call's output is finite ({condition.name}); left alone it is not, though only pads suffer from it",
-                )
-            if not self._broken(suspicion.promise, condition) and self._gone(suspicion, condition, alone):
-                return (
-                    True,
-                    f"no output shows it, since other calls let it through; measured at the call, the repair takes it away ({condition.name})",
-                )
-            return False, "the promise is kept with or without this repair: other repairs are enough"
-        if alone and self.verdict(suspicion.promise, condition, [suspicion], undo=undo) == "kept":
-            return True, what
-        return False, f"{suspicion.promise} stays {everything} after the repair ({condition.name})"
+            others = [s for s in allies if s is not suspicion]
+            everything = self.verdict(promise, condition, allies, undo=undo)
+        if everything != "kept":
+            if others and self.verdict(promise, condition, [suspicion], undo=undo) == "kept":
+                return True, f"repaired at this call, {promise} is kept ({condition.name})"
+            return False, f"{promise} stays {everything} after the repair ({condition.name})"
+        kept = f"repaired at this call, {promise} is kept ({condition.name})"
+        if not others and self._broken(promise, condition):
+            return True, kept
+        if self.verdict(promise, condition, others, undo=undo) == "broken":
+            return (
+                True,
+                f"{kept}, and broken again when all other suspects are repaired but not this one" if others else kept,
+            )
+        if self._broken(promise, condition) and self.verdict(promise, condition, [suspicion], undo=undo) == "kept":
+            return True, kept
+        if promise == "finite" and self._heals(suspicion, condition, others):
+            return True, (
+                f"repaired, this call's output is finite ({condition.name}); left alone it is not, though only pads suffer from it"
+            )
+        if not self._broken(promise, condition) and self._gone(suspicion, condition, others):
+            return True, (
+                f"no output shows it, since other calls let it through; measured at the call, the repair takes it away "
+                f"({condition.name})"
+            )
+        return False, "the promise is kept with or without this repair: other repairs are enough"
 
     @staticmethod
     def _kin(suspicion: Suspicion, everyone: Sequence[Suspicion]) -> list[Suspicion]:

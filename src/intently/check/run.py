@@ -19,7 +19,7 @@ from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion
 from intently.intent import Intent
 from intently.promises import PROMISES, Condition, Trial, conditions_of
-from intently.report import Cell, Finding, Report
+from intently.report import Cell, Finding, Report, Severity
 from intently.sites import Site
 from intently.targets.running import PLAIN, Runner
 from intently.targets.target import Target
@@ -49,7 +49,7 @@ class Check:
         self.trial.intent = self.intent = observed(self.target, self.setup.lengths, plain)
         cells, findings = self._judge(self.trial)
         if self.wanted.fault("not-finite"):
-            findings += self._double_only()
+            findings += self._in_other_precisions(cells)
         if self.aside is not None:
             trial, conditions = self.aside
             trial.intent = self.intent
@@ -209,15 +209,35 @@ class Check:
 
     # -- what is found ----------------------------------------------------------------------------------------------
 
-    def _double_only(self) -> list[Finding]:
-        """NaN in float64 alone, located and proven there."""
-        if self.double is None:
-            return []
-        trial, conditions = self.double
+    def _in_other_precisions(self, cells: Sequence[Cell]) -> list[Finding]:
+        """NaN in one precision alone, located and proven there: a warning in float64, which nobody deploys, and in float16."""
+        findings = []
+        if self.double is not None:
+            findings += self._not_finite(*self.double, severity="warning")
+        broken = {c.condition for c in cells if c.promise == "finite" and c.verdict == "broken"}
+        for name, runner in self.trial.in_precision.items():
+            if name in broken and name != "float64" and not any(c.name in broken for c in self.trial.conditions):
+                trial = Trial(
+                    self.target,
+                    self.intent,
+                    runner,
+                    self.trial.conditions,
+                    self.setup.lengths,
+                    seed=self.seed,
+                    progress=self._tick,
+                )
+                ill = [c for c in trial.conditions if _runs(trial, c) and _ill(trial, c)]
+                trial.conditions = tuple(ill)
+                findings += self._not_finite(trial, ill, severity="warning" if name == "float16" else "error")
+        return findings
+
+    def _not_finite(self, trial: Trial, conditions: Sequence[Condition], *, severity: Severity) -> list[Finding]:
         seen = Examination(trial, tuple(Cell("finite", c.name, "broken", 1.0, 0.0) for c in conditions))
         found: dict[str, Suspicion] = {}
         for suspicion in FAULTS["not-finite"].look(seen):
-            found.setdefault(suspicion.site.key_name if suspicion.site else "", replace(suspicion, severity="warning"))
+            message = f"in {short(trial.runner.dtype)}, {suspicion.message}"
+            place = suspicion.site.key_name if suspicion.site else ""
+            found.setdefault(place, replace(suspicion, severity=severity, message=message))
         prover, everyone = Prover(trial, seen.cells), list(found.values())
         return [_finding(s, *prover.prove(s, everyone)) for s in everyone]
 
@@ -293,6 +313,14 @@ def _attention_itself(suspicion: Suspicion) -> Suspicion:
         return suspicion
     message = f"the attention of {suspicion.place or 'the model'} brings it in; its mask could not be read (it runs in parts, or unseen)"
     return replace(suspicion, fault=FAULTS[name], message=message, severity=FAULTS[name].severity)
+
+
+def _runs(trial: Trial, condition: Condition) -> bool:
+    try:
+        trial.output(condition)
+    except Exception:
+        return False
+    return True
 
 
 def _ill(trial: Trial, condition: Condition) -> bool:

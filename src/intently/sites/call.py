@@ -82,7 +82,9 @@ class Call:
         mixed = bool(((tokens != first) & ours).any())
         if merged is not None:
             flat = merged.movedim(list(features), last).flatten(-len(features)).flatten(0, -2)
-            mixed = mixed or bool((flat != flat[:1]).any())
+            known = flat[(flat >= 0).any(-1)]  # other calls' outputs may be stacked beside this one's
+            first = known[:1]
+            mixed = mixed or bool(((known != first) & (known >= 0) & (first >= 0)).any())
         if mixed and "output" not in self.site.rows.scrambled:
             rows = self.site.rows
             self.site = replace(self.site, rows=replace(rows, scrambled=(*rows.scrambled, "output")))
@@ -107,10 +109,10 @@ class Call:
         )
 
     def finished(self, *, numbered: bool) -> Site:
-        return replace(self.site, path=self.key if numbered else self.path, key_name=self.key, role=_role(self.site))
+        return replace(self.site, path=self.key if numbered else self.path, key_name=self.key)
 
 
-def _role(site: Site) -> str:
+def role_of(site: Site) -> str:
     """`cross` when keys depend on another set of the model's arguments than queries, or stand at other positions."""
     query, key = (_content(site.origins.get(n, frozenset())) for n in ("query", "key"))
     if query != key or (site.kind == "additive" and site.queries != site.keys):

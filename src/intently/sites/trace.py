@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from intently.sites import contraction, ops
 from intently.sites.assemble import assemble
 from intently.sites.call import Call as AttentionCall
+from intently.sites.call import role_of
 from intently.sites.contraction import Contraction
 from intently.sites.frames import Names, locate, parameters_of
 from intently.sites.fused import assemble_flex, assemble_fused
@@ -302,11 +303,11 @@ class Tracer(TorchFunctionMode):
     def _finish(self, call: AttentionCall, key: str, result: Tensor) -> Tensor:
         self.calls.append(call)
         call.key = key
+        call.site = replace(call.site, key_name=key, role=role_of(call.site))
         edit = self.settings.edits.get(key)
         if edit is None:
             return result
         self.fired[key] = self.fired.get(key, 0) + 1
-        call.site = replace(call.site, key_name=key)
         changed = edit(call.site)
         if changed is None:
             return result
