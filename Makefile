@@ -1,7 +1,7 @@
 # Every command sets up .venv first where it must; `make demo` and `make test` are the two to know.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format types imports docs check zoo survey bench readme-report wheel clean
+.PHONY: help demo test lint format types imports docs check zoo survey bench shown wheel clean
 
 # The first of these that runs; say PYTHON=... for another.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c '' 2>/dev/null && echo $(p))))
@@ -47,7 +47,6 @@ docs: $(STAMP) ## build the documentation; a warning fails
 check: test lint types imports docs ## everything that must pass
 
 zoo: $(STAMP) ## hit and false-alarm rates on the faulty and clean models of tests/zoo
-	@test -e tests/zoo/__main__.py || { echo "tests/zoo has no entry point yet: nothing was measured"; exit 2; }
 	@$(BIN)/python -m tests.zoo $(ARGS)
 
 survey: $(STAMP) ## check tiny models of the installed transformers types
@@ -58,8 +57,9 @@ bench: $(STAMP) ## time and memory against PyTorch's own attention
 	@test -e benchmarks/bench.py || { echo "benchmarks/bench.py is not here yet: nothing was measured"; exit 2; }
 	@$(BIN)/python -m benchmarks.bench $(ARGS)
 
-readme-report: $(STAMP) ## renew the picture at the top of the README from a real run
+shown: $(STAMP) ## renew the picture in the README and the sessions in docs/ from real runs
 	@$(BIN)/python -m intently.demo --svg docs/assets/report.svg
+	@$(BIN)/python docs/sessions.py
 
 wheel: $(STAMP) ## build the wheel into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

@@ -41,7 +41,7 @@ TargetText = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="path/file.py:NAME, package.module:NAME, hf:MODEL_TYPE or hf:MODEL_TYPE/CLASS, "
-        "a folder with a config.json, file.onnx or file.pt2.",
+        "or a folder with a config.json.",
         show_default=False,
     ),
 ]
@@ -92,8 +92,12 @@ def check(
     features: Features = None,
     length: Length = None,
     padding: Padding = None,
-    select: Annotated[str | None, typer.Option(metavar="NAMES", help="Only these promises, with commas.")] = None,
-    ignore: Annotated[str | None, typer.Option(metavar="NAMES", help="All but these promises, with commas.")] = None,
+    select: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Only these promises or faults, with commas.")
+    ] = None,
+    ignore: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="All but these promises or faults, with commas.")
+    ] = None,
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the report as JSON; '-' is standard output.")
     ] = None,
@@ -186,8 +190,8 @@ def demo(debug: Debug = False) -> None:
         console = _console()
         console.print(
             Text(
-                "Two small decoders, alike but for their attention. The first is honest; the second hides a fault that "
-                "no loss curve shows. Both are checked the way your own model would be: from outside first, then "
+                "Two small decoders, alike but for their attention. The first is honest; the second hides three faults "
+                "that no loss curve shows. Both are checked the way your own model would be: from outside first, then "
                 "inside, then by repairing what looks wrong."
             )
         )

@@ -128,6 +128,9 @@ class Report:
         errors = [f for f in self.findings if f.severity == "error"]
         lines = [f"{self.target}: {self.verdict}"]
         lines += [f"{f.fault} at {f.site} ({f.proof}): {f.message}" for f in errors]
+        explained = {f.promise for f in self.findings}
+        unnamed = {c.promise: c for c in reversed(self.grid) if c.verdict == "broken" and c.promise not in explained}
+        lines += [f"{c.promise} is broken under {c.condition}" for c in unnamed.values()] if not errors else []
         raise BrokenPromise("\n".join(lines))
 
     def save(self, path: str | Path) -> Path:

@@ -260,7 +260,15 @@ def test_conditions():
     padded = dataclasses.replace(stream, padding=Padding("mask", True))
     masked = Target(None, streams=(padded,), switches=(Switch("fast", backend=True),))
     names = {c.name for c in conditions_of(masked, 3)}
-    layouts = {"batch 1", "batch 3", "mask of ones", "mask of ones, batch 1", "pads right", "pads left"}
+    layouts = {
+        "batch 1",
+        "batch 3",
+        "mask of ones",
+        "mask of ones, batch 1",
+        "pads right",
+        "pads right, batch 1",
+        "pads left",
+    }
     assert names == layouts | {f"fast · {name}" for name in layouts}
     lengths = Target(None, streams=(dataclasses.replace(stream, padding=Padding("lengths", form="lengths")),))
     assert "pads left" not in {c.name for c in conditions_of(lengths, 3)}

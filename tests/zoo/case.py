@@ -50,7 +50,9 @@ def plant(
     """
     parts = "-".join(part.__name__ for part in good)
     twin = Case(f"clean: {build.__name__}-{parts}", style, None, (), partial(build, *good))
-    return Case(f"{fault}: {name}", style, fault, sites, partial(build, *bad), str(twin), ALSO.get(fault, frozenset())), twin
+    return Case(
+        f"{fault}: {name}", style, fault, sites, partial(build, *bad), str(twin), ALSO.get(fault, frozenset())
+    ), twin
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class Outcome:
     @property
     def named(self) -> bool:
         """Whether the planted fault, and no other, was found (besides names that are as true of the planted line)."""
-        return {fault for fault, site, _ in self.errors if fault not in self.also or site not in self.sites} == {self.fault}
+        return {fault for fault, site, _ in self.errors if fault not in self.also or site not in self.sites} == {
+            self.fault
+        }
 
     @property
     def located(self) -> bool:
@@ -123,4 +127,6 @@ def judge(case: Case) -> Outcome:
     finally:
         torch.set_num_threads(threads)
     errors = tuple((f.fault, f.site, f.proof) for f in report.findings if f.severity == "error")
-    return Outcome(str(case), case.style, case.fault, case.sites, errors, report.seconds, twin=case.twin, also=case.also)
+    return Outcome(
+        str(case), case.style, case.fault, case.sites, errors, report.seconds, twin=case.twin, also=case.also
+    )

@@ -49,15 +49,13 @@ class Selection:
         return self.select is None or name in self.select or any(p in self.select for p in promises)
 
 
-def suspects(seen: Examination, wanted: Selection) -> list[Suspicion]:
+def suspects(seen: Examination) -> list[Suspicion]:
     """One suspicion a fault and call, under the condition that shows it best. The side channel is looked for later."""
     found: dict[tuple[str, str], Suspicion] = {}
     for name, fault in FAULTS.items():
-        if name == "side-channel" or not wanted.fault(name):
+        if name == "side-channel":
             continue
         for suspicion in fault.look(seen):
-            if not wanted.promise(suspicion.promise):
-                continue
             place = suspicion.site.key_name if suspicion.site is not None else suspicion.place
             key = (name, place)
             if key not in found or _shows_better(suspicion, found[key], seen.cells):

@@ -19,7 +19,7 @@ from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion
 from intently.intent import Intent
 from intently.promises import PROMISES, Condition, Trial, conditions_of
-from intently.report import Cell, Finding, Report, Severity
+from intently.report import Cell, Finding, Report, Severity, Verdict
 from intently.sites import Site
 from intently.targets.running import PLAIN, Runner
 from intently.targets.target import Target
@@ -64,10 +64,12 @@ class Check:
         """The grid of one trial, and what its broken promises come from."""
         cells = self._grid(trial)
         self.phase = "looking at the sites"
-        suspicions = suspects(Examination(trial, tuple(cells)), self.wanted)
+        suspicions = suspects(Examination(trial, tuple(cells)))
         self.phase = "proving"
         prover = Prover(trial, cells)
-        findings = [_finding(s, *prover.prove(s, suspicions)) for s in suspicions]
+        # What is not wanted is not told, but its repairs still take part: it must not pass for something else.
+        told = [s for s in suspicions if self.wanted.fault(s.fault.name) and self.wanted.promise(s.promise)]
+        findings = [_finding(s, *prover.prove(s, suspicions)) for s in told]
         if self.wanted.fault("side-channel"):
             findings += self._side_channels(cells, suspicions, prover)
         return cells, findings
@@ -99,7 +101,9 @@ class Check:
     def _drop_refused(self, trial: Trial) -> None:
         """Leave out the conditions under which the model raises; each is told in a note."""
         refused: dict[str, str] = {}
+        trial.progress = lambda: None  # what the callback raises is not the model's doing
         for condition in trial.conditions:
+            self._tick()
             try:
                 trial.output(condition)
             except Exception as error:
@@ -114,6 +118,7 @@ class Check:
                 hint="give inputs= an example call",
             )
         trial.conditions = usable
+        trial.progress = self._tick
         self.notes += [f"not tried: {name} ({said})" for name, said in refused.items()]
 
     def _tick(self) -> None:
@@ -147,7 +152,7 @@ class Check:
         self.notes.append(
             f"float64 alone gives outputs that are not finite ({names}); there the promises are tried in float32"
         )
-        self.double = (double, ill)
+        self.double = (double.repaired({}, ill), ill)
         if any(c.switch.name == PLAIN.name for c in ill):
             halves = {n: r for n, r in self.setup.others.items() if n != "float32"}
             single.in_precision = {"float64": double.runner, **halves}
@@ -278,7 +283,7 @@ class Check:
         intent = self.intent
         return Report(
             target=self.target.label,
-            verdict="broken" if unexplained or any(f.severity == "error" for f in findings) else "kept",
+            verdict=_verdict(cells, findings, unexplained),
             intent=f"{intent} ({intent.origin})" if intent.mask is not None else str(intent),
             grid=tuple(cells),
             findings=tuple(findings),
@@ -321,6 +326,12 @@ def _runs(trial: Trial, condition: Condition) -> bool:
     except Exception:
         return False
     return True
+
+
+def _verdict(cells: Sequence[Cell], findings: Sequence[Finding], unexplained: Sequence[str]) -> Verdict:
+    if unexplained or any(f.severity == "error" for f in findings):
+        return "broken"
+    return "kept" if any(c.verdict in ("kept", "broken") for c in cells) else "unchecked"
 
 
 def _ill(trial: Trial, condition: Condition) -> bool:

@@ -89,7 +89,7 @@ def see(wanted: Callable[[Site], Tensor | None], *, clean: bool = False) -> Repa
 
     def repair(site: Site) -> Replacement | None:
         mask = wanted(site)
-        if mask is None or site.tensors is None or mask.shape[0] not in (1, site.tensors.weights.shape[0]):
+        if mask is None or site.tensors is None or not _fits(mask, site.tensors.weights.shape[0]):
             return None
         mask = mask.expand(site.tensors.weights.shape)
         logits = logits_without_mask(site, bias=not clean)
@@ -97,6 +97,11 @@ def see(wanted: Callable[[Site], Tensor | None], *, clean: bool = False) -> Repa
         return Replacement(softmax(logits), logits)
 
     return repair
+
+
+def _fits(mask: Tensor, samples: int) -> bool:
+    """Whether a mask speaks of this many samples (a call may hold windows, or one sample of several)."""
+    return mask.dim() < 4 or mask.shape[0] in (1, samples)
 
 
 def rescale(factor: float) -> Repair:
@@ -204,7 +209,7 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, bro
         ]
         mask = wanted(site)
         mask = site.visible if mask is None else mask
-        if mask is not None and mask.shape[0] not in (1, query.shape[0]):
+        if mask is not None and not _fits(mask, query.shape[0]):
             return None
         output = _attend(parts[0], parts[1], parts[2], slope, mask)
         if "output" in scrambled:

@@ -24,6 +24,21 @@ FAULT = Fault(
     why_silent="Nobody compares the outputs with and without weights.",
     fix="Build mask and scale once, before the choice of the path.",
     bad="""
+import torch
+import torch.nn.functional as F
+from intently import Intent, Mask, Target
+
+def attention(q, k, v, need_weights=False):
+    if need_weights:
+        distance = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+        weights = (q @ k.mT / q.shape[-1] ** 0.5 - 0.1 * distance.abs()).softmax(-1)
+        return weights @ v, weights
+    return F.scaled_dot_product_attention(q, k, v)
+
+def build():
+    return Target(attention, Intent(Mask.full()))
+""",
+    good="""
 import torch.nn.functional as F
 from intently import Intent, Mask, Target
 
@@ -31,25 +46,10 @@ def attention(q, k, v, need_weights=False):
     if need_weights:
         weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
         return weights @ v, weights
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return F.scaled_dot_product_attention(q, k, v)
 
 def build():
-    return Target(attention, Intent(Mask.causal()))
-""",
-    good="""
-import torch
-import torch.nn.functional as F
-from intently import Intent, Mask, Target
-
-def attention(q, k, v, need_weights=False):
-    if need_weights:
-        seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
-        weights = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, float("-inf")).softmax(-1)
-        return weights @ v, weights
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-def build():
-    return Target(attention, Intent(Mask.causal()))
+    return Target(attention, Intent(Mask.full()))
 """,
     sources=("huggingface/transformers#30652",),
     look=look,

@@ -205,7 +205,11 @@ def _record(
 
 @contextlib.contextmanager
 def _hooked(root: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    handles = [m.register_forward_hook(hook, with_kwargs=True) for m in root.modules()]
+    handles = [
+        m.register_forward_hook(hook, with_kwargs=True)
+        for m in root.modules()
+        if not isinstance(m, torch.jit.ScriptModule)
+    ]
     try:
         yield
     finally:

@@ -84,7 +84,7 @@ def try_on(trial: Trial) -> Iterable[Cell]:
             if gaps:
                 eps = float(torch.finfo(trial.runner.dtype).eps)
                 noise = max(1e4 * eps, 1e-6 if trial.runner.dtype == torch.float64 else 1e-4)
-                note = f"{len(gaps)} sites replayed in float64"
+                note = f"{len(gaps)} {'site' if len(gaps) == 1 else 'sites'} replayed in float64"
                 found.append(
                     cells.cell("backends-agree", condition, max(gaps), noise, broken=max(gaps) > noise, note=note)
                 )

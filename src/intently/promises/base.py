@@ -23,5 +23,6 @@ class Promise:
     how: str  # how it is tried, in words
     sources: tuple[str, ...]
     try_on: Callable[[Any], Iterable[Cell]]
+    error_means: str = "outputs differ by"  # what a cell's `error` is, before the number
     per_site: bool = False  # judged at each site of a traced run rather than from outside
     since: str = "0.1"

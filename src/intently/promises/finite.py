@@ -63,4 +63,5 @@ PROMISE = Promise(
     "`error` counts real outputs that are not finite.",
     sources=("pytorch/pytorch#41508: a fully masked row gives NaN",),
     try_on=try_on,
+    error_means="outputs that are not finite:",
 )

@@ -59,5 +59,6 @@ PROMISE = Promise(
     "largest distance of a row sum from 1.",
     sources=("Bahdanau et al. 2014: arXiv:1409.0473", "labmlai/annotated_deep_learning_paper_implementations#146"),
     try_on=try_on,
+    error_means="a row sum is off by",
     per_site=True,
 )

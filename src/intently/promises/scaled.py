@@ -67,5 +67,6 @@ PROMISE = Promise(
     "counted in. `error` is the relative deviation.",
     sources=("Vaswani et al. 2017, section 3.2.1: arXiv:1706.03762",),
     try_on=try_on,
+    error_means="a factor is off, relatively, by",
     per_site=True,
 )

@@ -73,4 +73,5 @@ PROMISE = Promise(
     "`error` counts allowed pairs without any effect.",
     sources=("pytorch#90137 and other reports of causal masks in encoders",),
     try_on=try_on,
+    error_means="pairs without effect:",
 )

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table as Columns
 from rich.text import Text
 
+from intently.promises import PROMISES
 from intently.report import Cell, Finding, Report, SiteRecord, Source, Table
 from intently.reports.characters import show
 from intently.reports.folding import fold
@@ -146,7 +147,8 @@ def _evidence(cells: Iterable[Cell]) -> list[str]:
             broken.setdefault(cell.promise, []).append(cell)
     for promise, its in broken.items():
         worst = max(its, key=lambda c: -math.inf if c.error is None else math.inf if math.isnan(c.error) else c.error)
-        size = "" if worst.error is None else f": outputs differ by {_number(worst.error)}"
+        means = PROMISES[promise].error_means if promise in PROMISES else "outputs differ by"
+        size = "" if worst.error is None else f": {means} {_number(worst.error)}"
         noise = "" if worst.noise is None else f" (noise floor {_number(worst.noise)})"
         note = f"; {worst.note}" if worst.note else ""
         lines.append(f"{promise} broken{size}{noise} under {worst.condition}{note}")

@@ -13,6 +13,8 @@ from intently.report import Source
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent.parent)
+# These stand between a module and its caller, where a fast path is shadowed or flex attention watched.
+_TRACING = (str(Path(_HERE) / "sites" / "trace.py"), str(Path(_HERE) / "sites" / "flex.py"))
 _DEMO = str(Path(_HERE) / "demo")  # the one part of this package that plays the user
 
 
@@ -41,6 +43,8 @@ def locate(names: Names) -> tuple[str, Source | None]:
         code = frame.f_code
         file = code.co_filename
         ours = file.startswith(_HERE) and not file.startswith(_DEMO)
+        if ours and not file.startswith(_TRACING):
+            break  # beyond the call of the model lies whoever asked for the check
         theirs = not ours and not file.startswith((_TORCH, "<")) and "/einops/" not in file
         if source is None and theirs:
             source = Source(file, frame.f_lineno)

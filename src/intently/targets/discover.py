@@ -109,6 +109,10 @@ def signature(model: Any) -> dict[str, inspect.Parameter]:
             return signature(children[0])
         return found
     except (TypeError, ValueError):
+        schema = getattr(function, "schema", None)
+        if schema is not None:  # scripted code tells its arguments this way
+            plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            return {a.name: inspect.Parameter(a.name, plain) for a in schema.arguments if a.name != "self"}
         # A function written in C tells no names; of attention functions the order is always this.
         positional = inspect.Parameter.POSITIONAL_ONLY
         return {n: inspect.Parameter(n, positional) for n in ("query", "key", "value")}

@@ -15,7 +15,7 @@ from intently.errors import CannotCheck
 from intently.sites import Edit, Settings, Site, Sizes, named_arguments, tracing
 from intently.targets.discover import dtype_of, lengths_for
 from intently.targets.stream import Batch
-from intently.targets.target import OutputForm, Switch, Target, call, output_form
+from intently.targets.target import OutputForm, Switch, Target, call, output_form, tensors_of
 
 PLAIN = Switch("as it is")
 
@@ -56,6 +56,8 @@ class Runner:
         settings = Settings(keep=keep, edits=edits or {}, sizes=sizes)
         with self._context(switch, seed), tracing(self.model, named, settings) as tracer:
             result = call(self.model, arguments)
+        for tensor in tensors_of(result):
+            tracer.known.of(tensor)  # an output that no seen call made is noted, too
         self.opaque = self.opaque or tracer.opaque()
         return self._read(result, batch, switch), tracer.sites()
 
