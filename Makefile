@@ -1,7 +1,7 @@
 # Every command sets up .venv first where it must; `make demo` and `make test` are the two to know.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format types imports docs check zoo survey bench shown wheel clean
+.PHONY: help demo test lint format types imports docs check zoo survey bench renew wheel clean
 
 # The first of these that runs; say PYTHON=... for another.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c '' 2>/dev/null && echo $(p))))
@@ -57,7 +57,7 @@ bench: $(STAMP) ## time and memory against PyTorch's own attention
 	@test -e benchmarks/bench.py || { echo "benchmarks/bench.py is not here yet: nothing was measured"; exit 2; }
 	@$(BIN)/python -m benchmarks.bench $(ARGS)
 
-shown: $(STAMP) ## renew the picture in the README and the sessions in docs/ from real runs
+renew: $(STAMP) ## renew the picture in the README and the sessions in docs/ from real runs
 	@$(BIN)/python -m intently.demo --svg docs/assets/report.svg
 	@$(BIN)/python docs/sessions.py
 

@@ -1,4 +1,4 @@
-"""`python docs/sessions.py`: run each command that the pages show with its output (`$ intently …`) and renew the output."""
+"""`python docs/sessions.py`: run each `$ intently …` that the pages show with its output, and renew the output."""
 
 from __future__ import annotations
 

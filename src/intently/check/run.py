@@ -13,7 +13,7 @@ import torch
 from intently import __version__
 from intently.check.naming import Selection, suspects
 from intently.check.observe import observed
-from intently.check.precision import Setup, noise_floor, set_up, short
+from intently.check.precision import MOST_PARAMETERS_IN_HALF, Setup, noise_floor, parameters, set_up, short
 from intently.check.proof import UNDO_A_SWITCH, Prover, edits_of
 from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion
@@ -21,10 +21,13 @@ from intently.intent import Intent
 from intently.promises import PROMISES, Condition, Trial, conditions_of
 from intently.report import Cell, Finding, Report, Severity, Verdict
 from intently.sites import Site
+from intently.targets.discover import lengths_for
 from intently.targets.running import PLAIN, Runner
 from intently.targets.target import Target
 
 Progress = Callable[[str, int, int], None]
+LONG = (48, 36)  # positions; tables of positions often hold 64
+_LONG = "long"
 _SEVERITIES = {"error": 0, "warning": 1, "note": 2}
 _STAGE_LINES = {"project": "score", "outside": "normalize"}  # where a stage's line goes by another stage's name
 
@@ -58,7 +61,30 @@ class Check:
             cells += [replace(c, note=c.note or "in float32") for c in more if c.condition in names]
             known = {(f.fault, f.site) for f in findings}
             findings += [f for f in found if f.condition in names and (f.fault, f.site) not in known]
+        longer = self._longer()
+        if longer is not None:
+            more, found = self._judge(longer)
+            cells += [replace(c, condition=f"{_LONG} · {c.condition}") for c in more if c.verdict != "not-applicable"]
+            told = {f.promise for f in findings}  # what shorter sequences show is not told again
+            findings += [replace(f, condition=f"{_LONG} · {f.condition}") for f in found if f.promise not in told]
         return self._finish(cells, findings, plain)
+
+    def _longer(self) -> Trial | None:
+        """The model as it is on longer sequences, where another path may run; None where it is fixed, large, or raises."""
+        free = [s for s in self.target.streams if s.length is None and s.follows is None]
+        if not free or parameters(self.target) > MOST_PARAMETERS_IN_HALF or not self.sites:
+            return None
+        for base in LONG:
+            lengths = lengths_for(self.target.streams, base)
+            trial = Trial(
+                self.target, self.intent, self.trial.runner, conditions_of(self.target, self.setup.samples), lengths,
+                floor=self.trial.floor, seed=self.seed, progress=self._tick,
+            )  # fmt: skip
+            plain = [c for c in trial.conditions if c.switch.name == PLAIN.name and c.layout.samples > 1]
+            trial.conditions = tuple(c for c in plain if "none" not in c.layout.pads.values())
+            if all(_runs(trial, c) and not _ill(trial, c) for c in trial.conditions):
+                return trial
+        return None
 
     def _judge(self, trial: Trial) -> tuple[list[Cell], list[Finding]]:
         """The grid of one trial, and what its broken promises come from."""

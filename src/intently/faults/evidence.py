@@ -39,7 +39,9 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     structure: Tensor | None = None
     function = query is not None and query.part != ""
     if site.role == "cross" and (query is not key or query is None) and not function:
-        structure = intent.memory.matrix(queries, keys) if queries and keys else None
+        parts = "#" in site.path and site.origins.get("query") == site.origins.get("key")
+        # Several calls on one stream may each take some of its rows: which keys those are meant to see is not known.
+        structure = None if parts else intent.memory.matrix(queries, keys)
     elif query is not None and query is target.main and intent.mask is not None:
         structure = intent.mask.matrix(queries, keys)
     elif query is not None and query is not target.main:

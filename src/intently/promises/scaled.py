@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
 
 from intently.promises import cells
 from intently.promises.base import Promise
@@ -24,6 +28,34 @@ def intended(trial: Trial, site: Site) -> float | None:
     return 1 / math.sqrt(site.head_dim)
 
 
+_STATED = re.compile(
+    r"pre_attn_scal|attention_multiplier|attn_multiplier|(attention|attn|softmax|logit|qk|query)_?scal|temperature",
+    re.I,
+)
+_CONFIGURATIONS = ("config", "cfg", "args", "hparams", "conf", "params")
+
+
+def stated_factors(model: Any) -> tuple[float, ...]:
+    """Factors that a model's configuration states under a name that speaks of scaling.
+
+    Each as it stands, as its inverse and as its inverse root: `query_pre_attn_scalar` is a width, others are factors.
+    """
+    found: set[float] = set()
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        for name in _CONFIGURATIONS:
+            held = vars(module).get(name)
+            if held is None or isinstance(held, (nn.Module, int, float, str)):
+                continue
+            names = held if isinstance(held, dict) else [n for n in dir(held) if not n.startswith("_")]
+            for field in names:
+                if not _STATED.search(str(field)):
+                    continue
+                value = held[field] if isinstance(held, dict) else getattr(held, field, None)
+                if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+                    found |= {float(value), 1 / value, value**-0.5}
+    return tuple(found)
+
+
 def off(trial: Trial, site: Site) -> dict[int, float]:
     """Heads whose factor is not the intended one, with it."""
     wanted = intended(trial, site)
@@ -32,8 +64,11 @@ def off(trial: Trial, site: Site) -> dict[int, float]:
     if not site.scale.exact and not all(math.isfinite(f) for f in site.scale.factors):
         return {}
     tolerance = 2e-2 if site.scale.exact else 0.1
+    meant = (wanted, *stated_factors(trial.target.model))
     return {
-        h: f for h, f in enumerate(site.scale.factors) if math.isfinite(f) and abs(f - wanted) > tolerance * abs(wanted)
+        h: f
+        for h, f in enumerate(site.scale.factors)
+        if math.isfinite(f) and all(abs(f - m) > tolerance * abs(m) for m in meant)
     }
 
 

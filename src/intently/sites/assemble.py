@@ -64,7 +64,13 @@ def assemble(
     value = next(i for i in range(len(made.operands)) if i != index)
     columns = features_of(operands[value])
     layout = Layout(
-        order, perm, permuted, query_label is None, output_axes(made, index, value, query_label, columns, key_axis)
+        order,
+        perm,
+        permuted,
+        query_label is None,
+        output_axes(
+            made, value, query_label, lead, order if order.shape[0] == sizes.batch else None, columns, key_axis
+        ),
     )
 
     canonical = layout.canonical(weights)

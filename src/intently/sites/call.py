@@ -10,6 +10,7 @@ from torch import Tensor
 
 from intently.sites.describe import described
 from intently.sites.layout import Layout
+from intently.sites.origin import varies
 from intently.sites.provenance import Follow, Node
 from intently.sites.site import Rows, Site
 from intently.sites.trace_types import Pending
@@ -70,7 +71,7 @@ class Call:
         positions = self.layout.output_index(shape)
         if positions is None:
             return
-        column, token = positions
+        column, token, sample = positions
         tokens = Follow({self.node: token}).to(node)
         merged = Follow({self.node: column}).to(node) if column is not None else None
         if tokens is None:
@@ -85,6 +86,11 @@ class Call:
             known = flat[(flat >= 0).any(-1)]  # other calls' outputs may be stacked beside this one's
             first = known[:1]
             mixed = mixed or bool(((known != first) & (known >= 0) & (first >= 0)).any())
+        samples = Follow({self.node: sample}).to(node)
+        if samples is not None and samples.dim() == 3 and len(features) == 1:
+            # Samples run along one of the two axes of positions, not along both.
+            rows = samples.movedim(features[0], -1).amax(-1)
+            mixed = mixed or (varies(rows, 0) and varies(rows, 1))
         if mixed and "output" not in self.site.rows.scrambled:
             rows = self.site.rows
             self.site = replace(self.site, rows=replace(rows, scrambled=(*rows.scrambled, "output")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from intently.sites.ops import NORMS, PER_POSITION
+from intently.sites.ops import CONVOLUTIONS, NORMS, PER_POSITION
 from intently.sites.provenance import Node
 
 
@@ -16,7 +16,12 @@ def path_factor(node: Node) -> tuple[float, bool, bool]:
         seen.add(node)
         if node.name in NORMS:
             normed = True
-        if node.name in PER_POSITION or "projection" in node.facts or "product" in node.facts:
+        if (
+            node.name in PER_POSITION
+            or node.name in CONVOLUTIONS
+            or "projection" in node.facts
+            or "product" in node.facts
+        ):
             break
         if node.name in ("mul", "div") and node.call is not None:
             number, parameter = _number_in(node)

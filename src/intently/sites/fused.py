@@ -94,16 +94,21 @@ def _from_parts(
         flat[order.flatten()] = output.reshape(-1, *output.shape[-2:])
         return flat.reshape(*lead, *output.shape[-2:]).reshape(result.shape)
 
-    def output_index(shape: torch.Size) -> tuple[Tensor | None, Tensor] | None:
+    def output_index(shape: torch.Size) -> tuple[Tensor | None, Tensor, Tensor] | None:
         full = (*lead, queries, value.shape[-1])
         token = torch.arange(queries)[:, None].expand(full).reshape(shape).clone()
+        sample_at = torch.empty(order.numel(), dtype=torch.long)
+        sample_at[order] = torch.arange(order.shape[0])[:, None].expand(order.shape)
+        if order.shape[0] != sizes.batch:
+            sample_at.zero_()  # windows or blocks besides the samples
+        sample = sample_at.reshape(*lead, 1, 1).expand(full).reshape(shape).clone()
         found = features_of(nodes["value"]) if "value" in nodes else None
         if found is None or found.numel() != value.numel():
-            return None, token
+            return None, token, sample
         first = found.reshape(value.shape)[..., :1, :]
         if first.dim() > 3 and first.shape[-3] != heads:
             first = first.repeat_interleave(heads // first.shape[-3], -3)
-        return first.expand(full).reshape(shape).clone(), token
+        return first.expand(full).reshape(shape).clone(), token, sample
 
     whole = queries * keys * order.numel() <= ENTRIES
     tensors = visible = None

@@ -24,7 +24,7 @@ class Layout:
     perm: tuple[int, ...]  # weights' axes: leading ones, query, key
     shape: torch.Size  # of the weights in the model's layout, permuted
     squeezed_query: bool
-    output_axes: Callable[[torch.Size], tuple[Tensor | None, Tensor] | None]
+    output_axes: Callable[[torch.Size], tuple[Tensor | None, Tensor, Tensor] | None]
 
     def canonical(self, tensor: Tensor) -> Tensor:
         """Weights-shaped tensor to `[batch, heads, query, key]`."""
@@ -42,8 +42,8 @@ class Layout:
         inverse = [self.perm.index(i) for i in range(len(self.perm))]
         return shaped.permute(inverse)
 
-    def output_index(self, shape: torch.Size) -> tuple[Tensor | None, Tensor] | None:
-        """For every entry of the output: its column of the value projection, where known, and its query."""
+    def output_index(self, shape: torch.Size) -> tuple[Tensor | None, Tensor, Tensor] | None:
+        """For every entry of the output: its column of the value projection, where known, its query and its sample."""
         return self.output_axes(shape)
 
 
@@ -91,14 +91,20 @@ def _whole(head_of: Tensor | None, batch_of: Tensor) -> bool:
 
 
 def output_axes(
-    made: Contraction, index: int, value: int, query: str | None, features: Tensor | None, key: str
-) -> Callable[[torch.Size], tuple[Tensor | None, Tensor] | None]:
-    """For every entry of the output: the column of the value projection that it is, and its query.
+    made: Contraction,
+    value: int,
+    query: str | None,
+    lead: Sequence[str],
+    order: Tensor | None,
+    features: Tensor | None,
+    key: str,
+) -> Callable[[torch.Size], tuple[Tensor | None, Tensor, Tensor] | None]:
+    """For every entry of the output: the column of the value projection that it is, its query and its sample.
 
-    `features` are those columns laid out like the values; None where they are not known.
+    `order` is given where its rows are the samples; `features` are those columns laid out like the values; None where they are not known.
     """
 
-    def positions(shape: torch.Size) -> tuple[Tensor | None, Tensor] | None:
+    def positions(shape: torch.Size) -> tuple[Tensor | None, Tensor, Tensor] | None:
         sizes = [made.size(a) for a in made.output]
         if math.prod(sizes) != math.prod(shape):
             return None
@@ -111,14 +117,21 @@ def output_axes(
 
         token = spread([query], torch.arange(made.size(query))) if query else torch.zeros(sizes, dtype=torch.long)
         token = token.reshape(shape).clone()
+        sample = torch.zeros(sizes, dtype=torch.long)
+        lead_sizes = [made.size(a) for a in lead]
+        if order is not None and order.numel() == math.prod(lead_sizes) and all(a in made.output for a in lead):
+            sample_at = torch.empty(order.numel(), dtype=torch.long)
+            sample_at[order] = torch.arange(order.shape[0])[:, None].expand(order.shape)
+            sample = spread(lead, sample_at.reshape(lead_sizes))
+        sample = sample.reshape(shape).clone()
         axes = list(made.labels[value])
         if features is None or features.numel() != made.operands[value].numel():
-            return None, token
+            return None, token, sample
         first = features.reshape(made.operands[value].shape).select(axes.index(key), 0)
         axes.remove(key)
         if any(a not in made.output for a in axes):
-            return None, token
-        return spread(axes, first).reshape(shape).clone(), token
+            return None, token, sample
+        return spread(axes, first).reshape(shape).clone(), token, sample
 
     return positions
 

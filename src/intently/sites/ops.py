@@ -24,6 +24,8 @@ CONTRACTIONS = frozenset("matmul bmm baddbmm einsum mm tensordot linalg_multi_do
 # Calls that act on the last axis of each position alone: a projection or a norm of one token.
 PER_POSITION = frozenset("linear addmm layer_norm rms_norm native_layer_norm normalize bilinear".split())
 
+CONVOLUTIONS = frozenset("conv1d conv2d conv3d conv_transpose1d conv_transpose2d embedding".split())
+
 NORMS = frozenset("layer_norm rms_norm native_layer_norm normalize group_norm batch_norm".split())
 
 REDUCTIONS = frozenset(

@@ -69,4 +69,8 @@ def features_of(node: Node) -> Tensor | None:
 
 
 def varies(index: Tensor, axis: int) -> bool:
-    return bool((index != index.narrow(axis, 0, 1)).any())
+    """Whether an index changes along an axis; entries of unknown origin (-1) say nothing."""
+    known = index >= 0
+    high = index.amax(axis, keepdim=True)
+    low = torch.where(known, index, high).amin(axis, keepdim=True)
+    return bool((high > low).any())

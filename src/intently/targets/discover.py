@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import itertools
 import re
 import sys
 import warnings
@@ -29,7 +30,8 @@ _KEEP = re.compile(
 _HIDE = re.compile(
     r"^(src_|tgt_|memory_|source_|target_|encoder_|decoder_)?(key_padding_mask|padding_mask|pad_mask|is_pad|is_padding)$"
 )
-_LENGTHS = re.compile(r"^(src_|tgt_|input_|seq_|sequence_|x_)?(lengths|lens|seq_len|seq_lens|seqlens|lengths?)$")
+_LENGTHS = re.compile(r"^([a-z]+_)?([iox]|seq|sequence|input|src|tgt|valid)?_?(lengths?|lens?|seqlens?)$")
+_MASK_WORDS = re.compile(r"(key_padding|attention|attn|padding|valid|keep|pad)?_?mask$|_?(lengths?|lens?)$")
 _MASKLIKE = re.compile(r"mask|^valid|^pad|padding")
 _TARGET_SIDE = re.compile(r"^(tgt|target|decoder|dec)_|^(tgt|target|decoder|dec|y|trg)$")
 _SIDE = re.compile(r"^(src|source|encoder|enc|memory|context)(_|$)")
@@ -157,17 +159,52 @@ def _by_trying(target: Target) -> Target:
             hint="give an example call: Target(model, inputs={'" + names[0] + "': …})",
         )
     first_error: Exception | None = None
-    tries = 0
-    for streams in _candidates(target, names):
-        tries += 1
-        if tries > 400:
-            break
-        error = attempt(target, streams)
-        if error is None:
-            streams = tuple(_with_vocabulary(target, s, streams) for s in streams)
-            return dataclasses.replace(target, streams=streams, output=_output_stream(streams))
-        first_error = _more_telling(first_error, error)
+    for chosen in _name_sets(target.model, names):
+        for bare in itertools.islice(_candidates(target, chosen), 400):
+            streams, error = _first_running(target, bare)
+            if error is None:
+                streams = tuple(_with_vocabulary(target, s, streams) for s in streams)
+                return dataclasses.replace(target, streams=streams, output=_output_stream(streams))
+            first_error = _more_telling(first_error, error)
     raise _cannot_feed(target, names, first_error)
+
+
+def _first_running(target: Target, bare: tuple[Stream, ...]) -> tuple[tuple[Stream, ...], Exception | None]:
+    """The streams with the masks that the model cannot do without, in the first form that runs."""
+    parameters = signature(target.model)
+    needed = [n for n in _plain(parameters) if parameters[n].default is inspect.Parameter.empty and _is_mask(n)]
+    if not needed:
+        return bare, attempt(target, bare)
+    error: Exception | None = None
+    for form, dtype in (
+        ("batch key", torch.bool),
+        ("batch key", torch.long),
+        ("batch 1 1 key", torch.bool),
+        ("batch 1 key", torch.bool),
+    ):
+        streams = list(bare)
+        for name in needed:
+            where = _stream_of_mask(name, streams)
+            if where is not None:
+                lengths = bool(_LENGTHS.match(name))
+                keep = True if _KEEP.match(name) else False if _HIDE.match(name) else None
+                given = Padding(name, keep, torch.long if lengths else dtype, "lengths" if lengths else form, False)  # type: ignore[arg-type]
+                streams[where] = dataclasses.replace(streams[where], padding=given)
+        new = attempt(target, streams)
+        if new is None:
+            return tuple(streams), None
+        error = error or new
+    return bare, error
+
+
+def _name_sets(model: Any, names: Sequence[str]) -> Iterator[list[str]]:
+    """The arguments to fill: the needed ones, then with an optional one that sounds like a second stream."""
+    yield list(names)
+    optional = [n for n in _plain(signature(model)) if n not in names and not _is_mask(n)]
+    for name in optional:
+        sounds = _TARGET_SIDE.search(name) or _SIDE.search(name)
+        if len(names) < 3 and sounds and not re.search("past|position|outputs|embeds|cache", name):
+            yield [*names, name]
 
 
 def _more_telling(first: Exception | None, new: Exception) -> Exception:
@@ -540,13 +577,12 @@ def _from_example(target: Target) -> Target:
 
 def _with_padding(target: Target) -> Target:
     """Attach to each stream the argument that carries its key mask, in a form that the model takes."""
-    if any(s.padding is not None for s in target.streams):
-        return target
     streams = list(target.streams)
-    notes = list(target.notes)
     for argument, keep in _padding_arguments(target):
         where = _stream_of_mask(argument, streams)
-        if where is None or streams[where].padding is not None:
+        held = streams[where].padding if where is not None else None
+        # A mask that the model cannot do without is there already; only what it means may be open.
+        if where is None or (held is not None and (held.argument != argument or held.keep is not None)):
             continue
         fitted = _fit_mask(target, streams, where, argument, keep)
         if fitted is not None:
@@ -556,7 +592,7 @@ def _with_padding(target: Target) -> Target:
                 f"{target.label} raised for every form of the key mask tried for {argument}",
                 hint="pass bool or 0/1 [batch, length], or name another argument with --padding",
             )
-    return dataclasses.replace(target, streams=tuple(streams), notes=tuple(notes))
+    return dataclasses.replace(target, streams=tuple(streams))
 
 
 def _padding_arguments(target: Target) -> list[tuple[str, bool | None]]:
@@ -598,6 +634,10 @@ def _stream_of_mask(argument: str, streams: Sequence[Stream]) -> int | None:
     names = [s.argument for s in streams]
     if _looks_like_qkv(names):
         return 1
+    stem = _MASK_WORDS.sub("", argument).strip("_")
+    named = [i for i, n in enumerate(names) if stem and (n == stem or n.split("_")[0] == stem.split("_")[0])]
+    if len(named) == 1:
+        return named[0]
     on_target = bool(_TARGET_SIDE.search(argument))
     sides = [bool(_TARGET_SIDE.search(n)) for n in names]
     if True not in sides:
