@@ -65,8 +65,10 @@ class Check:
         if longer is not None:
             more, found = self._judge(longer)
             cells += [replace(c, condition=f"{_LONG} · {c.condition}") for c in more if c.verdict != "not-applicable"]
-            told = {f.promise for f in findings}  # what shorter sequences show is not told again
-            findings += [replace(f, condition=f"{_LONG} · {f.condition}") for f in found if f.promise not in told]
+            # What shorter sequences show is not told again, nor more of a call that has its name already.
+            told, named = {f.promise for f in findings}, {f.site.split("#")[0] for f in findings}
+            found = [f for f in found if f.promise not in told and f.site.split("#")[0] not in named]
+            findings += [replace(f, condition=f"{_LONG} · {f.condition}") for f in found]
         return self._finish(cells, findings, plain)
 
     def _longer(self) -> Trial | None:

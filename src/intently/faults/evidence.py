@@ -161,7 +161,7 @@ class Look:
         """The first row in which a pair stands out, with the weights of that row and its neighbours."""
         sample, head, query, key = (int(i) for i in pairs.nonzero()[0])
         tensors = self.site.tensors
-        values = {"sample": sample, "head": head, "query": query, "key": key}
+        values: dict[str, float] = {"sample": sample, "head": head, "query": query, "key": key}
         if tensors is None:
             return Witness(sentence.format(**values, weight="?"), None, values)
         weights = torch.nan_to_num(tensors.weights[sample, head].detach().double())

@@ -30,7 +30,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
         )
 
 
-def _promise(seen: Examination, condition, *, over_batch: bool) -> str:  # noqa: ANN001
+def _promise(seen: Examination, condition, *, over_batch: bool) -> str:
     order = (
         ("batch-independent", "causal", "padding-inert", "sees-all")
         if over_batch
@@ -49,7 +49,7 @@ def _message(site: Site) -> str:
     return f"a row of one head in the {names} holds different features at different positions: a reshape without the transpose"
 
 
-def _witness(seen: Examination, each) -> Witness:  # noqa: ANN001
+def _witness(seen: Examination, each) -> Witness:
     query, _ = streams_of(seen.trial.target, seen.trial.lengths, each.site)
     if each.site.rows.over_batch:
         return Witness(f"{each.batch.samples} samples are in the batch, and the call has {each.site.queries} queries")

@@ -46,7 +46,7 @@ def inverted_order(look: Look) -> bool:
     return False
 
 
-def _diagonal(look: Look):  # noqa: ANN202
+def _diagonal(look: Look):
     import torch
 
     queries, keys = look.site.queries, look.site.keys

@@ -166,7 +166,7 @@ def _search(trial: Trial, condition: Condition, pair: Pair) -> tuple[list[Channe
     for _ in range(_MOST):
         first, output = _record(trial, condition, pair.first, pair.seeds[0], {}, pair)
         noise = trial.threshold(output)
-        second, other = _record(trial, condition, pair.second, pair.seeds[1], {m: first for m in held}, pair)
+        second, other = _record(trial, condition, pair.second, pair.seeds[1], dict.fromkeys(held, first), pair)
         guarded = _guarded_like(pair.guarded, output)
         if not bool((difference(output, other)[guarded] > noise).any()):
             return channels, True

@@ -39,7 +39,7 @@ def _range(sums: torch.Tensor | None) -> str:
     return f"{float(sums.min()):.3g} to {float(sums.max()):.3g}"
 
 
-def _witness(each) -> Witness:  # noqa: ANN001
+def _witness(each) -> Witness:
     tensors = each.site.tensors
     sums = each.site.row_sum
     sentence = f"row sums over the keys of sample 0, head 0: {', '.join(f'{float(s):.3g}' for s in sums[0, 0][:5])}"

@@ -30,7 +30,7 @@ def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
         if stream.part == "value":  # a key is seen when it moves the output itself or through its value
             moved = torch.maximum(moved, influence.moved[stream.follows or stream.argument])
         real = cells.real_positions(trial, condition, stream.argument, influence.positions[stream.argument])
-        found[stream.argument] = allowed & (moved[:, 0].T <= least) & rows & real
+        found[stream.argument] = allowed & (least >= moved[:, 0].T) & rows & real
     return found
 
 

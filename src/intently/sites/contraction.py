@@ -70,7 +70,8 @@ def read(
     if name == "einsum":
         return _einsum(args)
     if name == "tensordot":
-        return _tensordot(*_pick(args, kwargs, ("a",), ("b",)), args[2] if len(args) > 2 else kwargs.get("dims", 2))
+        left, right = _pick(args, kwargs, ("a",), ("b",))
+        return _tensordot(left, right, args[2] if len(args) > 2 else kwargs.get("dims", 2))
     if name == "sum":
         return _product_and_sum(args, kwargs, factors)
     return None
@@ -147,17 +148,18 @@ def _product_and_sum(
     """`(a * b).sum(dim)` with broadcasting: the long way to write a matmul."""
     if not args or not isinstance(args[0], Tensor):
         return None
-    pair = factors(args[0])
+    summed: Tensor = args[0]
+    pair = factors(summed)
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     if pair is None or dim is None:
         return None
-    rank = args[0].dim()
+    rank = summed.dim()
     dims = {d % rank for d in ((dim,) if isinstance(dim, int) else dim)}
     letters = string.ascii_letters[:rank]
     operands, labels = [], []
     for tensor in pair:
         axes = letters[rank - tensor.dim() :]
-        kept = [i for i in range(tensor.dim()) if tensor.shape[i] != 1 or args[0].shape[rank - tensor.dim() + i] == 1]
+        kept = [i for i in range(tensor.dim()) if tensor.shape[i] != 1 or summed.shape[rank - tensor.dim() + i] == 1]
         operands.append(tensor.reshape([tensor.shape[i] for i in kept]))
         labels.append(tuple(axes[i] for i in kept))
     present = {a for axes in labels for a in axes}

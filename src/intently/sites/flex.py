@@ -17,7 +17,7 @@ _HOOK = "_intently_watch"
 
 
 def _stand_in(*args: Any, **kwargs: Any) -> Any:
-    return _intently_watch(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+    return _intently_watch(*args, **kwargs)  # type: ignore[name-defined]
 
 
 def evaluated(score_mod: Any, block_mask: Any, scale: float) -> Callable[[Tensor], Tensor]:

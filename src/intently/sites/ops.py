@@ -7,40 +7,159 @@ from typing import Any
 
 # Calls that only move, select or copy entries: replaying them on a tensor of indices shows where each entry came from.
 MOVES = frozenset(
-    """transpose permute swapaxes swapdims movedim moveaxis t T mT H mH adjoint view reshape view_as reshape_as flatten
-    unflatten ravel unsqueeze squeeze expand expand_as broadcast_to repeat tile repeat_interleave getitem select narrow
-    index_select chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind cat concat concatenate stack hstack
-    vstack dstack roll flip unfold gather take_along_dim diagonal as_strided atleast_2d atleast_3d""".split()
+    [
+        "transpose",
+        "permute",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "moveaxis",
+        "t",
+        "T",
+        "mT",
+        "H",
+        "mH",
+        "adjoint",
+        "view",
+        "reshape",
+        "view_as",
+        "reshape_as",
+        "flatten",
+        "unflatten",
+        "ravel",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "repeat",
+        "tile",
+        "repeat_interleave",
+        "getitem",
+        "select",
+        "narrow",
+        "index_select",
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+        "unbind",
+        "cat",
+        "concat",
+        "concatenate",
+        "stack",
+        "hstack",
+        "vstack",
+        "dstack",
+        "roll",
+        "flip",
+        "unfold",
+        "gather",
+        "take_along_dim",
+        "diagonal",
+        "as_strided",
+        "atleast_2d",
+        "atleast_3d",
+    ]
 )
 
 # Calls that return their first argument unchanged in shape and order (a cast, a copy, a dropout).
 COPIES = frozenset(
-    """contiguous clone detach detach_ to type type_as float double half bfloat16 cpu cuda alias data requires_grad_
-    dropout dropout_ feature_dropout alpha_dropout native_dropout identity""".split()
+    [
+        "contiguous",
+        "clone",
+        "detach",
+        "detach_",
+        "to",
+        "type",
+        "type_as",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "cpu",
+        "cuda",
+        "alias",
+        "data",
+        "requires_grad_",
+        "dropout",
+        "dropout_",
+        "feature_dropout",
+        "alpha_dropout",
+        "native_dropout",
+        "identity",
+    ]
 )
 
-CONTRACTIONS = frozenset("matmul bmm baddbmm einsum mm tensordot linalg_multi_dot inner".split())
+CONTRACTIONS = frozenset(["matmul", "bmm", "baddbmm", "einsum", "mm", "tensordot", "linalg_multi_dot", "inner"])
 
 # Calls that act on the last axis of each position alone: a projection or a norm of one token.
-PER_POSITION = frozenset("linear addmm layer_norm rms_norm native_layer_norm normalize bilinear".split())
+PER_POSITION = frozenset(["linear", "addmm", "layer_norm", "rms_norm", "native_layer_norm", "normalize", "bilinear"])
 
-CONVOLUTIONS = frozenset("conv1d conv2d conv3d conv_transpose1d conv_transpose2d embedding".split())
+CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "embedding"])
 
-NORMS = frozenset("layer_norm rms_norm native_layer_norm normalize group_norm batch_norm".split())
+NORMS = frozenset(["layer_norm", "rms_norm", "native_layer_norm", "normalize", "group_norm", "batch_norm"])
 
 REDUCTIONS = frozenset(
-    """sum mean amax amin max min prod logsumexp norm vector_norm linalg_vector_norm linalg_norm std var std_mean var_mean
-    argmax argmin any all count_nonzero topk sort argsort cumsum cumprod median mode nansum""".split()
+    [
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "prod",
+        "logsumexp",
+        "norm",
+        "vector_norm",
+        "linalg_vector_norm",
+        "linalg_norm",
+        "std",
+        "var",
+        "std_mean",
+        "var_mean",
+        "argmax",
+        "argmin",
+        "any",
+        "all",
+        "count_nonzero",
+        "topk",
+        "sort",
+        "argsort",
+        "cumsum",
+        "cumprod",
+        "median",
+        "mode",
+        "nansum",
+    ]
 )
 
 # Calls that turn logits into weights, by any spelling.
 EXPONENTIALS = frozenset(
-    "softmax _softmax exp exp2 exp_ softmin sigmoid sigmoid_ _safe_softmax _masked_softmax".split()
+    ["softmax", "_softmax", "exp", "exp2", "exp_", "softmin", "sigmoid", "sigmoid_", "_safe_softmax", "_masked_softmax"]
 )
 
 # Calls that draw numbers, and those that drop entries by them.
-RANDOM = frozenset("rand rand_like randn randn_like bernoulli bernoulli_ randint randint_like uniform_ normal_".split())
-RANDOM_DROPS = frozenset("dropout dropout_ feature_dropout alpha_dropout native_dropout bernoulli bernoulli_".split())
+RANDOM = frozenset(
+    [
+        "rand",
+        "rand_like",
+        "randn",
+        "randn_like",
+        "bernoulli",
+        "bernoulli_",
+        "randint",
+        "randint_like",
+        "uniform_",
+        "normal_",
+    ]
+)
+RANDOM_DROPS = frozenset(
+    ["dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout", "bernoulli", "bernoulli_"]
+)
 
 _ALIASES = {
     "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "rsub": "rsub",

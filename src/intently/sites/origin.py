@@ -54,7 +54,7 @@ def samples_of(node: Node, batch: int | None) -> Tensor | None:
 def features_of(node: Node) -> Tensor | None:
     """The column of the projection that each entry of an operand is."""
     projection = projection_of(node)
-    if projection is None or projection.name not in ("linear", "addmm") and len(projection.shape) < 2:
+    if projection is None or (projection.name not in ("linear", "addmm") and len(projection.shape) < 2):
         return None
     if "projection" in projection.facts:
         _, output, weight = projection.facts["projection"]

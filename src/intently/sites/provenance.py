@@ -11,6 +11,9 @@ from torch import Tensor
 
 from intently.sites.ops import COPIES, MOVES, PER_POSITION, REDUCTIONS
 
+# Whether a tensor is seen from inside vmap or another transform of functions.
+_is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
+
 
 class Node:
     """One tensor: the call that made it and the nodes it was made from.
@@ -105,7 +108,7 @@ class Provenance:
 
 def _number(tensor: Tensor) -> float | None:
     plain = tensor.numel() == 1 and tensor.device.type != "meta" and not tensor.is_complex()
-    plain = plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # inside vmap nothing has one value
+    plain = plain and not _is_wrapped(tensor)  # inside vmap nothing has one value
     return float(tensor.detach()) if plain else None
 
 

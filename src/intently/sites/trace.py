@@ -379,7 +379,7 @@ class Tracer(TorchFunctionMode):
         scale = tensors["query"].shape[-1] ** -0.5 if scale is None else float(scale)
         with torch._C.DisableTorchFunction():
             call = assemble_flex(
-                *(t.detach() for t in tensors.values()), evaluated(named.get("score_mod"), named.get("block_mask"), scale),
+                tensors["query"].detach(), tensors["key"].detach(), tensors["value"].detach(), evaluated(named.get("score_mod"), named.get("block_mask"), scale),
                 scale, nodes, result, self.settings.sizes, keep=self.settings.keep or key in self.settings.edits, path=path, source=source,
             )  # fmt: skip
             result = self._finish(call, key, result)
@@ -493,12 +493,12 @@ def _fast_paths(tracer: Tracer) -> Iterator[None]:
         return forward
 
     for cls, original in originals.items():
-        cls.forward = wrap(original)
+        setattr(cls, "forward", wrap(original))  # noqa: B010
     try:
         yield
     finally:
         for cls, original in originals.items():
-            cls.forward = original
+            setattr(cls, "forward", original)  # noqa: B010
 
 
 @contextlib.contextmanager

@@ -136,9 +136,9 @@ def call(model: Any, arguments: Mapping[str, Any]) -> Any:
         return model(*arguments.values())
     by_position, by_name = [], dict(arguments)
     for name, parameter in parameters.items():
-        if parameter.kind is parameter.POSITIONAL_ONLY and name in by_name:
-            by_position.append(by_name.pop(name))
-        elif parameter.kind is parameter.VAR_POSITIONAL and name in by_name:
+        if (parameter.kind is parameter.POSITIONAL_ONLY and name in by_name) or (
+            parameter.kind is parameter.VAR_POSITIONAL and name in by_name
+        ):
             by_position.append(by_name.pop(name))
     return model(*by_position, **by_name)
 
