@@ -306,7 +306,7 @@ class Check:
     def _finish(self, cells: list[Cell], findings: list[Finding], sites: Sequence[Site]) -> Report:
         findings.sort(key=lambda f: (_SEVERITIES[f.severity], f.site))
         unexplained = _unexplained(cells, findings)
-        self.notes += unexplained + self._about_padding()
+        self.notes += unexplained + self._about_padding() + self._about_intent()
         runners = [self.trial.runner, self.setup.runner, *self.setup.others.values()]
         intent = self.intent
         return Report(
@@ -321,6 +321,20 @@ class Check:
             seconds=round(time.perf_counter() - self.started, 3),
             notes=tuple(self.notes),
         )
+
+    def _about_intent(self) -> list[str]:
+        """What of an intent no promise judges yet must not pass for kept."""
+        mask = self.intent.mask
+        length = self.setup.lengths[self.target.main.argument]
+        if mask is None or self.intent.origin == "observed":
+            return []
+        seen = mask.matrix(length)
+        earlier = ~seen & torch.ones_like(seen).tril()
+        if seen.dim() == 2 and not bool(earlier.any()):
+            return []
+        return [
+            f"of the intent {mask!s}, only later keys and pads are judged: that it hides earlier keys (a window, documents) is not"
+        ]
 
     def _about_padding(self) -> list[str]:
         masks = [s.padding for s in self.target.streams if s.padding is not None]

@@ -60,11 +60,11 @@ def discover(target: Target) -> Target:
 
 
 def private(model: Any) -> Any:
-    """A copy of a module in eval mode; the thing itself where it cannot be copied."""
+    """A copy of a module in eval mode on the CPU, where inputs are made; the thing itself where it cannot be copied."""
     if not isinstance(model, nn.Module):
         return model
     try:
-        return copy.deepcopy(model).eval()
+        return copy.deepcopy(model).eval().cpu()
     except Exception:
         return model
 
@@ -114,7 +114,7 @@ def signature(model: Any) -> dict[str, inspect.Parameter]:
         schema = getattr(function, "schema", None)
         if schema is not None:  # scripted code tells its arguments this way
             plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
-            return {a.name: inspect.Parameter(a.name, plain) for a in schema.arguments if a.name != "self"}
+            return {a.name: inspect.Parameter(a.name, plain) for a in schema.arguments[1:]}
         # A function written in C tells no names; of attention functions the order is always this.
         positional = inspect.Parameter.POSITIONAL_ONLY
         return {n: inspect.Parameter(n, positional) for n in ("query", "key", "value")}

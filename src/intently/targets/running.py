@@ -107,6 +107,8 @@ def _prepared(model: Any, dtype: torch.dtype) -> Any:
             ) from error
         mine = model
     mine.eval()
+    if mine is not model:
+        mine.cpu()  # inputs are made there, and float64 is at home there
     if dtype_of(mine) != dtype:
         mine.to(dtype)
         for module in mine.modules():

@@ -1,0 +1,1 @@
+"""Measurements of Intently itself; each writes its own results, with versions and date."""
