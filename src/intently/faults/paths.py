@@ -9,6 +9,7 @@ import torch
 from intently.edits import as_in
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination
+from intently.faults.side_channel import Pair, search
 from intently.promises import Condition
 from intently.report import Witness
 from intently.sites import Site
@@ -39,15 +40,41 @@ def otherwise(
                 condition=condition.name,
             )
         if not changed:
-            yield Suspicion(
-                fault=fault(),
-                promise=promise,
-                site=None,
-                message=f"{condition.switch.name} changes the output, though every attention call found runs alike",
-                witness=witness,
-                condition=condition.name,
-                unprovable="no call differs, so there is nothing to repair at a site",
-            )
+            yield from _elsewhere(seen, fault(), promise, condition, witness)
+
+
+def _elsewhere(
+    seen: Examination, fault: Fault, promise: str, condition: Condition, witness: Witness
+) -> Iterator[Suspicion]:
+    """No call differs: the module whose inputs agree and whose output does not, or the model as a whole."""
+    batch = seen.trial.batch(condition.layout)
+    main = seen.trial.target.main
+    everywhere = torch.ones(batch.samples, main.positions(seen.trial.lengths[main.argument]), dtype=torch.bool)
+    pair = Pair(batch, batch, everywhere, witness.statement, without=Condition(PLAIN, condition.layout))
+    channels, cured = search(seen.trial, condition, pair)
+    for channel in channels:
+        yield Suspicion(
+            fault=fault,
+            promise=promise,
+            site=None,
+            place=channel.path,
+            message=f"with {condition.switch.name} {channel.path} gives another output for the same input, though every attention "
+            "call found runs alike",
+            witness=witness,
+            condition=condition.name,
+            proven_by="with its output held as without the switch, the outputs agree" if cured else "",
+            unprovable="" if cured else "holding its output was not enough",
+        )
+    if not channels:
+        yield Suspicion(
+            fault=fault,
+            promise=promise,
+            site=None,
+            message=f"{condition.switch.name} changes the output, though every attention call found runs alike",
+            witness=witness,
+            condition=condition.name,
+            unprovable="no call and no module differs alone, so there is nothing to repair",
+        )
 
 
 def differs(site: Site, other: Site) -> bool:

@@ -31,6 +31,7 @@ class Pair:
     guarded: Tensor  # bool [batch, position]: where nothing may move
     said: str
     seeds: tuple[int, int] = (0, 0)
+    without: Condition | None = None  # the condition of the first run, where it is another than the second's
 
 
 @dataclass
@@ -56,7 +57,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
             pair = _pair(seen, promise, condition)
             if pair is None:
                 continue
-            channels, cured = _search(seen.trial, condition, pair)
+            channels, cured = search(seen.trial, condition, pair)
             for channel in channels:
                 yield Suspicion(
                     fault=FAULT,
@@ -154,7 +155,7 @@ def _changed(trial: Trial, batch: Batch, stream: str, position: int) -> Batch:
 # -- the search -----------------------------------------------------------------------------------------------------
 
 
-def _search(trial: Trial, condition: Condition, pair: Pair) -> tuple[list[Channel], bool]:
+def search(trial: Trial, condition: Condition, pair: Pair) -> tuple[list[Channel], bool]:
     """Modules that carry the information: find one, hold its output, look again, until the outputs agree."""
     root = trial.runner.model
     if not isinstance(root, nn.Module):
@@ -164,7 +165,7 @@ def _search(trial: Trial, condition: Condition, pair: Pair) -> tuple[list[Channe
     held: set[int] = set()
     noise = 0.0
     for _ in range(_MOST):
-        first, output = _record(trial, condition, pair.first, pair.seeds[0], {}, pair)
+        first, output = _record(trial, pair.without or condition, pair.first, pair.seeds[0], {}, pair)
         noise = trial.threshold(output)
         second, other = _record(trial, condition, pair.second, pair.seeds[1], dict.fromkeys(held, first), pair)
         guarded = _guarded_like(pair.guarded, output)
@@ -282,11 +283,17 @@ def _first_channel(
     first: Recording, second: Recording, guarded: Tensor, names: dict[int, str], held: set[int]
 ) -> Channel | None:
     """The smallest module with clean inputs and a moved output; of several, the one that ends first."""
-    if [m for m, _, _ in first.calls] != [m for m, _, _ in second.calls]:
-        return None
-    for (module, in_a, out_a), (_, in_b, out_b) in zip(first.calls, second.calls, strict=True):
-        if id(module) in held or id(module) not in names:
+    later: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
+    count: dict[int, int] = {}
+    for module, inputs, outputs in second.calls:
+        count[id(module)] = count.get(id(module), 0) + 1
+        later[id(module), count[id(module)]] = (inputs, outputs)
+    count.clear()
+    for module, in_a, out_a in first.calls:
+        count[id(module)] = count.get(id(module), 0) + 1
+        if id(module) in held or id(module) not in names or (id(module), count[id(module)]) not in later:
             continue
+        in_b, out_b = later[id(module), count[id(module)]]
         if _gap(in_a, in_b, guarded) <= 0 and (moved := _gap(out_a, out_b, guarded)) > 1e-11:
             return Channel(module, names[id(module)], moved)
     return None

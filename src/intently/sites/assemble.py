@@ -13,7 +13,7 @@ from intently.report import Source
 from intently.sites.call import Call
 from intently.sites.contraction import Contraction
 from intently.sites.describe import described
-from intently.sites.layout import Layout, order_of, output_axes, query_axis, restorer, value_rows
+from intently.sites.layout import Layout, is_folded, order_of, output_axes, query_axis, restorer, value_rows
 from intently.sites.lookup import Lookup
 from intently.sites.origin import features_of
 from intently.sites.provenance import Node
@@ -139,7 +139,7 @@ def assemble(
     site = replace(site, partial=site.partial and site.normalized_over == "nothing")
     if not keep:
         site = replace(site, tensors=None)
-    return Call(path, site, layout, pending, layout.native)
+    return Call(path, site, layout, pending, layout.native, folded=is_folded(site.queries, sizes))
 
 
 def _unfinished(weights: Tensor) -> bool:

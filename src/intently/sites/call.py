@@ -43,6 +43,7 @@ class Call:
     key: str = ""
     node: Node | None = None
     replaced: bool = False
+    folded: bool = False
 
     def replace(self, change: Replacement, result: Tensor) -> Tensor:
         """The call's output after an edit, in the model's layout; the site then describes the edited call."""
@@ -65,7 +66,7 @@ class Call:
 
     def merged_at(self, node: Node, features: Sequence[int]) -> None:
         """Check that the heads of the output lie side by side, token by token, where a projection reads them."""
-        if self.node is None or self.site.rows.over_batch or self.replaced:
+        if self.node is None or self.site.rows.over_batch or self.replaced or self.folded:
             return
         shape = self.node.shape
         positions = self.layout.output_index(shape)

@@ -16,7 +16,7 @@ from intently.sites.assemble import lines_of
 from intently.sites.call import Call
 from intently.sites.describe import ENTRIES
 from intently.sites.factors import path_factor
-from intently.sites.layout import Layout, order_of
+from intently.sites.layout import Layout, is_folded, order_of
 from intently.sites.origin import features_of, samples_of, varies
 from intently.sites.provenance import Node
 from intently.sites.site import Rows, Scale, Site, Tensors
@@ -165,7 +165,7 @@ def _from_parts(
         lines=lines_of(source, source, source, source), row_sum=row_sum, rows=rows, tensors=tensors if keep else None,
     )  # fmt: skip
     layout = Layout(order, (), result.shape, False, output_index)
-    return Call(path, site, layout, None, native)
+    return Call(path, site, layout, None, native, folded=is_folded(queries, sizes))
 
 
 def _mask_parts(

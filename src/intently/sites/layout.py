@@ -57,6 +57,11 @@ def query_axis(free: Sequence[str], made: Contraction, sizes: Sizes, keys: int) 
     return free[-1]
 
 
+def is_folded(queries: int, sizes: Sizes) -> bool:
+    """Whether a query axis holds several heads of each position: a multiple of a stream's length that is none itself."""
+    return queries not in sizes.lengths and any(n > 1 and queries % n == 0 for n in sizes.lengths)
+
+
 def order_of(lead: Sequence[int], batch: int | None, batch_of: Tensor | None, head_of: Tensor | None = None) -> Tensor:
     """Positions of the flattened leading axes as `[batch, head]`.
 

@@ -179,6 +179,9 @@ def name_of(func: Callable[..., Any]) -> str:
     return _ALIASES.get(name, name)
 
 
-def is_in_place(name: str) -> bool:
-    """True for calls that write into their first argument."""
-    return name == "setitem" or (name.endswith("_") and not name.startswith("_"))
+def is_in_place(func: Callable[..., Any]) -> bool:
+    """True for calls that write into their first argument: `mul_`, `__imul__`, `__setitem__`."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__invert__", "__int__"))
+    return name.endswith("_") and not name.startswith("_")

@@ -11,7 +11,7 @@ from torch import Tensor
 from intently.report import Source
 from intently.sites.contraction import Contraction
 from intently.sites.factors import path_factor, softcap_after
-from intently.sites.layout import Layout
+from intently.sites.layout import Layout, is_folded
 from intently.sites.lookup import Lookup
 from intently.sites.origin import features_of, samples_of, varies
 from intently.sites.provenance import Node
@@ -131,6 +131,9 @@ class Sources:
     def rows(self, *, over_queries: bool, value: Node, layout: Layout, key_axis: int) -> Rows:
         if over_queries:
             return Rows(("query",), ())
+        queries = layout.shape[-2] if not layout.squeezed_query else 1
+        if is_folded(queries, self._sizes):
+            return Rows()  # heads lie along the query axis by design: rows are tokens of several heads
         scrambled = []
         score = self._score
         if score is not None:

@@ -65,7 +65,7 @@ class Tracer(TorchFunctionMode):
                 return _without_dispatch(func)(*args, **kwargs)
         if name == "scaled_dot_product_attention":
             return self._fused(func, args, kwargs)
-        before = self.known.of(args[0]) if args and isinstance(args[0], Tensor) and ops.is_in_place(name) else None
+        before = self.known.of(args[0]) if args and isinstance(args[0], Tensor) and ops.is_in_place(func) else None
         product = self._product(name, args, kwargs)
         result = func(*args, **kwargs)
         if name == "setitem":

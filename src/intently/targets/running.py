@@ -80,6 +80,10 @@ class Runner:
         form = self._forms.get(switch.name)
         if form is None:
             form = self._form(switch)
+            if switch.name != PLAIN.name:
+                if PLAIN.name not in self._forms:
+                    self._forms[PLAIN.name] = self._form(PLAIN)
+                form = form.like(self._forms[PLAIN.name])
             self._forms[switch.name] = form
         return form.read(result)
 

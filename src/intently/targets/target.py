@@ -162,21 +162,18 @@ def tensors_of(output: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class OutputForm:
-    """Which tensor of the output is read, and its axes."""
+class Part:
+    """One tensor of an output: which, where its samples and positions run, and how many values it has at each."""
 
     index: int
     batch_axis: int | None
     length_axis: int | None
+    width: int = 0
 
-    def read(self, output: Any) -> Tensor:
-        """`[batch, position, values]`; one position when the output has no sequence axis."""
-        found = list(tensors_of(output))
-        if self.index >= len(found):
-            raise CannotCheck(f"the output holds {len(found)} floating tensors where {self.index + 1} were seen before")
-        tensor = found[self.index].detach()
+    def read(self, tensor: Tensor) -> Tensor:
+        """`[batch, position, values]`; one position when the tensor has no sequence axis."""
         axes = [a for a in (self.batch_axis, self.length_axis) if a is not None]
-        moved = tensor.movedim(axes, list(range(len(axes))))
+        moved = tensor.detach().movedim(axes, list(range(len(axes))))
         if self.batch_axis is None:
             moved = moved.unsqueeze(0)
         if self.length_axis is None:
@@ -184,22 +181,57 @@ class OutputForm:
         return moved.reshape(*moved.shape[:2], -1).double()
 
 
+@dataclass(frozen=True)
+class OutputForm:
+    """Which tensors of the output are read, and their axes."""
+
+    parts: tuple[Part, ...]
+
+    def read(self, output: Any) -> Tensor:
+        """`[batch, position, values]`, the values of all parts side by side."""
+        found = list(tensors_of(output))
+        if self.parts[-1].index >= len(found):
+            raise CannotCheck(f"the output holds {len(found)} floating tensors where more were seen before")
+        read = [part.read(found[part.index]) for part in self.parts]
+        alike = [r for r in read if r.shape[:2] == read[0].shape[:2]]
+        return torch.cat(alike, -1) if len(alike) > 1 else read[0]
+
+    def like(self, other: OutputForm) -> OutputForm:
+        """Of these parts, one for each of `other`'s, matched by width: a switch may add outputs (weights, a cache)."""
+        matched, left = [], list(self.parts)
+        for part in other.parts:
+            fitting = next((p for p in left if p.width == part.width), None)
+            if fitting is not None:
+                left.remove(fitting)
+                matched.append(fitting)
+        return OutputForm(tuple(matched)) if matched else OutputForm(self.parts[:1])
+
+
 def output_form(output: Any, samples: int, length: int) -> OutputForm:
-    """The form of an output, told by sizes that occur only once among batch, length and widths."""
+    """The form of an output, told by sizes that occur only once among batch, length and widths.
+
+    Every tensor `[batch, position, values]` is read; where there is none, the first with a batch axis.
+    """
     found = list(tensors_of(output))
     if not found:
         raise CannotCheck(
             f"the model's output ({type(output).__name__}) holds no floating tensor",
             hint="return a tensor, a tuple, a dict or a dataclass of tensors",
         )
-    plain = None
+    along, other, plain = [], None, None
     for index, tensor in enumerate(found):
         shape = list(tensor.shape)
-        if samples in shape and length in shape:
-            batch_axis = shape.index(samples)
-            axes = [i for i, n in enumerate(shape) if n == length and i != batch_axis]
-            if axes:
-                return OutputForm(index, batch_axis, axes[0])
-        if plain is None and samples in shape:
-            plain = OutputForm(index, shape.index(samples), None)
-    return plain or OutputForm(0, None, None)
+        if samples not in shape:
+            continue
+        batch_axis = shape.index(samples)
+        axes = [i for i, n in enumerate(shape) if n == length and i != batch_axis]
+        width = tensor.numel() // (samples * length) if axes else 0
+        if axes and tensor.dim() <= 3 and shape.count(length) == 1:
+            along.append(Part(index, batch_axis, axes[0], width))
+        elif axes and other is None:
+            other = Part(index, batch_axis, axes[0], width)
+        elif plain is None:
+            plain = Part(index, batch_axis, None)
+    if along:
+        return OutputForm(tuple(along))
+    return OutputForm((other or plain or Part(0, None, None),))
