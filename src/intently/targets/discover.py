@@ -326,7 +326,9 @@ def _pictures(model: Any, name: str) -> Iterator[Stream]:
                 for a in ("image_size", "img_size")
                 if isinstance(getattr(m, a, None), int)
             ]
-            for side in dict.fromkeys([*sides, 4 * patch, 2 * patch, 8 * patch, 8, 16, 32, 224]):
+            for side in dict.fromkeys(
+                [*sides, *([8] if patch == 1 else []), 4 * patch, 2 * patch, 8 * patch, 8, 16, 32, 224]
+            ):
                 yield Stream(
                     name,
                     "pixels",
