@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from intently import CannotCheck, Target
-from intently.targets.discover import lengths_for
+from intently.targets.signature import lengths_for
 from intently.targets.target import call
 
 WIDTH, VOCAB = 12, 23

@@ -16,8 +16,8 @@ import transformers
 from intently import Intent, Mask, Target
 from intently.errors import CannotCheck
 from intently.targets import huggingface
-from intently.targets.discover import lengths_for
 from intently.targets.huggingface_inputs import Pieces
+from intently.targets.signature import lengths_for
 from intently.targets.target import call
 
 # What each type is published as: streams, their masks, the mask of its attention in words.

@@ -10,8 +10,8 @@ from torch import nn
 
 from intently.errors import CannotCheck
 from intently.promises import difference
-from intently.targets.discover import dtype_of, lengths_for
 from intently.targets.running import Runner
+from intently.targets.signature import dtype_of, lengths_for
 from intently.targets.target import Target
 
 # A float64 copy of a model with more parameters than this may not fit beside the model itself.

@@ -21,8 +21,8 @@ from intently.intent import Intent
 from intently.promises import PROMISES, Condition, Trial, conditions_of
 from intently.report import Cell, Finding, Report, Severity, Verdict
 from intently.sites import Site
-from intently.targets.discover import lengths_for
 from intently.targets.running import PLAIN, Runner
+from intently.targets.signature import lengths_for
 from intently.targets.target import Target
 
 Progress = Callable[[str, int, int], None]

@@ -19,22 +19,24 @@ from torch.overrides import TorchFunctionMode
 
 from intently.errors import CannotCheck
 from intently.sites import sequence_first
-from intently.targets.stream import MaskForm, Padding, Stream
+from intently.targets.key_masks import stream_of_mask, with_padding
+from intently.targets.signature import (
+    HIDE,
+    KEEP,
+    LENGTHS,
+    SIDE,
+    TARGET_SIDE,
+    dtype_of,
+    is_mask,
+    lengths_for,
+    looks_like_qkv,
+    plain_names,
+    signature,
+)
+from intently.targets.stream import Padding, Stream
 from intently.targets.switches import switches_of
 from intently.targets.target import Target, call
 
-# What an argument of this name means by a true entry. A name that says neither is tried both ways.
-_KEEP = re.compile(
-    r"^(encoder_|decoder_|src_|tgt_|source_|target_|input_|context_|memory_)?(attention_mask|attn_mask|valid_mask|keep_mask|input_mask|valid|keep)$"
-)
-_HIDE = re.compile(
-    r"^(src_|tgt_|memory_|source_|target_|encoder_|decoder_)?(key_padding_mask|padding_mask|pad_mask|is_pad|is_padding)$"
-)
-_LENGTHS = re.compile(r"^([a-z]+_)?([iox]|seq|sequence|input|src|tgt|valid)?_?(lengths?|lens?|seqlens?)$")
-_MASK_WORDS = re.compile(r"(key_padding|attention|attn|padding|valid|keep|pad)?_?mask$|_?(lengths?|lens?)$")
-_MASKLIKE = re.compile(r"mask|^valid|^pad|padding")
-_TARGET_SIDE = re.compile(r"^(tgt|target|decoder|dec)_|^(tgt|target|decoder|dec|y|trg)$")
-_SIDE = re.compile(r"^(src|source|encoder|enc|memory|context)(_|$)")
 _STREAMLIKE = (
     "input_ids", "ids", "tokens", "token_ids", "idx", "x", "input", "inputs", "src", "source", "hidden_states", "features", "pixel_values",
     "images", "image", "inputs_embeds", "input_values", "input_features", "query", "q",
@@ -54,7 +56,7 @@ def discover(target: Target) -> Target:
             return huggingface.completed(target)
     # What is tried must not touch the user's model: statistics of a batch norm would move, in train mode.
     probe = dataclasses.replace(target, model=private(model))
-    found = _with_padding(_from_example(probe) if target.inputs is not None else _by_trying(probe))
+    found = with_padding(_from_example(probe) if target.inputs is not None else _by_trying(probe))
     found = dataclasses.replace(found, model=model)
     return dataclasses.replace(found, switches=(*found.switches, *switches_of(model, found)))
 
@@ -98,42 +100,11 @@ def _refuse_unusable(model: nn.Module) -> None:
         )
 
 
-def signature(model: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of the model's forward, by name; of a wrapper that passes everything on, those of what it wraps."""
-    function = model.forward if isinstance(model, nn.Module) else model
-    inner = getattr(model, "_orig_mod", None)
-    children = list(model.children()) if isinstance(model, nn.Module) else []
-    if isinstance(inner, nn.Module):
-        return signature(inner)
-    try:
-        found = dict(inspect.signature(function).parameters)
-        if len(children) == 1 and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found.values()):
-            return signature(children[0])
-        return found
-    except (TypeError, ValueError):
-        schema = getattr(function, "schema", None)
-        if schema is not None:  # scripted code tells its arguments this way
-            plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
-            return {a.name: inspect.Parameter(a.name, plain) for a in schema.arguments[1:]}
-        # A function written in C tells no names; of attention functions the order is always this.
-        positional = inspect.Parameter.POSITIONAL_ONLY
-        return {n: inspect.Parameter(n, positional) for n in ("query", "key", "value")}
-
-
-def _plain(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [n for n, p in parameters.items() if p.kind not in kinds]
-
-
-def _is_mask(name: str) -> bool:
-    return bool(_MASKLIKE.search(name) or _LENGTHS.match(name))
-
-
 def _stream_names(model: Any) -> list[str]:
     """The arguments that carry content: the required ones, or the first that sounds like content."""
     parameters = signature(model)
-    names = _plain(parameters)
-    required = [n for n in names if parameters[n].default is inspect.Parameter.empty and not _is_mask(n)]
+    names = plain_names(parameters)
+    required = [n for n in names if parameters[n].default is inspect.Parameter.empty and not is_mask(n)]
     if required:
         return required
     if not names:
@@ -141,7 +112,7 @@ def _stream_names(model: Any) -> list[str]:
         star = [n for n, p in parameters.items() if p.kind is inspect.Parameter.VAR_POSITIONAL]
         return star[:1] or ["input"]
     liked = [n for n in _STREAMLIKE if n in names]
-    first = liked[0] if liked else next((n for n in names if not _is_mask(n)), names[0])
+    first = liked[0] if liked else next((n for n in names if not is_mask(n)), names[0])
     decoder = [n for n in ("decoder_input_ids", "tgt", "decoder_inputs") if n in names and n != first]
     return [first, *decoder[:1]]
 
@@ -151,7 +122,7 @@ def _stream_names(model: Any) -> list[str]:
 
 def _by_trying(target: Target) -> Target:
     names = _stream_names(target.model)
-    if _looks_like_qkv(names):
+    if looks_like_qkv(names):
         return _function_of_qkv(target, names[:3])
     if len(names) > 3:
         raise CannotCheck(
@@ -172,7 +143,7 @@ def _by_trying(target: Target) -> Target:
 def _first_running(target: Target, bare: tuple[Stream, ...]) -> tuple[tuple[Stream, ...], Exception | None]:
     """The streams with the masks that the model cannot do without, in the first form that runs."""
     parameters = signature(target.model)
-    needed = [n for n in _plain(parameters) if parameters[n].default is inspect.Parameter.empty and _is_mask(n)]
+    needed = [n for n in plain_names(parameters) if parameters[n].default is inspect.Parameter.empty and is_mask(n)]
     if not needed:
         return bare, attempt(target, bare)
     error: Exception | None = None
@@ -184,10 +155,10 @@ def _first_running(target: Target, bare: tuple[Stream, ...]) -> tuple[tuple[Stre
     ):
         streams = list(bare)
         for name in needed:
-            where = _stream_of_mask(name, streams)
+            where = stream_of_mask(name, streams)
             if where is not None:
-                lengths = bool(_LENGTHS.match(name))
-                keep = True if _KEEP.match(name) else False if _HIDE.match(name) else None
+                lengths = bool(LENGTHS.match(name))
+                keep = True if KEEP.match(name) else False if HIDE.match(name) else None
                 given = Padding(name, keep, torch.long if lengths else dtype, "lengths" if lengths else form, False)  # type: ignore[arg-type]
                 streams[where] = dataclasses.replace(streams[where], padding=given)
         new = attempt(target, streams)
@@ -200,9 +171,9 @@ def _first_running(target: Target, bare: tuple[Stream, ...]) -> tuple[tuple[Stre
 def _name_sets(model: Any, names: Sequence[str]) -> Iterator[list[str]]:
     """The arguments to fill: the needed ones, then with an optional one that sounds like a second stream."""
     yield list(names)
-    optional = [n for n in _plain(signature(model)) if n not in names and not _is_mask(n)]
+    optional = [n for n in plain_names(signature(model)) if n not in names and not is_mask(n)]
     for name in optional:
-        sounds = _TARGET_SIDE.search(name) or _SIDE.search(name)
+        sounds = TARGET_SIDE.search(name) or SIDE.search(name)
         if len(names) < 3 and sounds and not re.search("past|position|outputs|embeds|cache", name):
             yield [*names, name]
 
@@ -320,15 +291,15 @@ def _pictures(model: Any, name: str) -> Iterator[Stream]:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             patch = module.stride[0] if module.stride[0] > 1 else 1
-            sides = [
+            sides: list[int] = [
                 getattr(m, a)
                 for m in model.modules()
                 for a in ("image_size", "img_size")
                 if isinstance(getattr(m, a, None), int)
             ]
-            for side in dict.fromkeys(
-                [*sides, *([8] if patch == 1 else []), 4 * patch, 2 * patch, 8 * patch, 8, 16, 32, 224]
-            ):
+            sides += [8] if patch == 1 else []  # large enough for a network that halves it twice
+            sides += [4 * patch, 2 * patch, 8 * patch, 8, 16, 32, 224]
+            for side in dict.fromkeys(sides):
                 yield Stream(
                     name,
                     "pixels",
@@ -360,28 +331,11 @@ def attempt(
     return None
 
 
-def lengths_for(streams: Sequence[Stream], base: int = 7) -> dict[str, int]:
-    """Different lengths for different streams, so that no axis can be taken for another."""
-    own = [s for s in streams if s.follows is None]
-    lengths = {s.argument: s.length or base + 2 * (len(own) - 1 - i) for i, s in enumerate(own)}
-    lengths.update({s.argument: lengths[s.follows] for s in streams if s.follows is not None})
-    return lengths
-
-
-def dtype_of(model: Any) -> torch.dtype:
-    """The floating type of the model's parameters."""
-    if isinstance(model, nn.Module):
-        for parameter in [*model.parameters(), *model.buffers()]:
-            if parameter.is_floating_point():
-                return parameter.dtype
-    return torch.float32
-
-
 def _output_stream(streams: Sequence[Stream]) -> str:
-    decoder = [s for s in streams if _TARGET_SIDE.search(s.argument)]
+    decoder = [s for s in streams if TARGET_SIDE.search(s.argument)]
     if decoder:
         return decoder[0].argument
-    sources = [s for s in streams if _SIDE.search(s.argument)]
+    sources = [s for s in streams if SIDE.search(s.argument)]
     others = [s for s in streams if s not in sources]
     if sources and others:
         return others[0].argument
@@ -456,12 +410,6 @@ def _special_ids(model: Any) -> set[int]:
 
 # -- plain functions of q, k, v -------------------------------------------------------------------------------------
 
-_QKV = [{"q", "query", "queries", "xq"}, {"k", "key", "keys", "xk"}, {"v", "value", "values", "xv"}]
-
-
-def _looks_like_qkv(names: Sequence[str]) -> bool:
-    return len(names) >= 3 and all(n.lower() in known for n, known in zip(names, _QKV, strict=False))
-
 
 def _function_of_qkv(target: Target, names: Sequence[str]) -> Target:
     """q, k and v: `[batch, heads, length, width]`, else `[batch, length, width]`.
@@ -508,7 +456,7 @@ def _qkv_streams(target: Target, names: Sequence[str], width: int, heads: int, *
 def _from_example(target: Target) -> Target:
     """Streams read off an example call: ids and vectors keep their kind, everything else is passed on as it is."""
     given = target.inputs
-    names = _plain(signature(target.model))
+    names = plain_names(signature(target.model))
     if isinstance(given, Tensor):
         given = {names[0] if names else "input": given}
     elif isinstance(given, (tuple, list)):
@@ -523,18 +471,18 @@ def _from_example(target: Target) -> Target:
     for name, value in given.items():
         if (
             not isinstance(value, Tensor)
-            or (_is_mask(name) and value.dim() <= 2)
+            or (is_mask(name) and value.dim() <= 2)
             or value.dtype == torch.bool
             or value.dim() < 2
         ):
-            if not (isinstance(value, Tensor) and _is_mask(name)):
+            if not (isinstance(value, Tensor) and is_mask(name)):
                 constants[name] = value
         elif not value.is_floating_point() and value.dim() == 2:
             vocab = target.tokens or int(value.max()) + 1
             streams.append(Stream(name, "tokens", vocab=max(vocab, 2)))
         elif value.is_floating_point() and value.dim() == 3:
             streams.append(Stream(name, "features", width=value.shape[-1], sequence_first=sequence_first(target.model)))
-        elif value.is_floating_point() and value.dim() == 4 and _looks_like_qkv([name, "k", "v"]):
+        elif value.is_floating_point() and value.dim() == 4 and looks_like_qkv([name, "k", "v"]):
             streams.append(Stream(name, "features", width=value.shape[-1], heads=value.shape[1]))
         elif value.is_floating_point() and value.dim() == 4:
             streams.append(
@@ -570,170 +518,5 @@ def _from_example(target: Target) -> Target:
     return dataclasses.replace(
         trial,
         streams=tuple(streams),
-        output=names[0] if len(names) == 1 or _looks_like_qkv(names) else _output_stream(streams),
+        output=names[0] if len(names) == 1 or looks_like_qkv(names) else _output_stream(streams),
     )
-
-
-# -- padding --------------------------------------------------------------------------------------------------------
-
-
-def _with_padding(target: Target) -> Target:
-    """Attach to each stream the argument that carries its key mask, in a form that the model takes."""
-    streams = list(target.streams)
-    for argument, keep in _padding_arguments(target):
-        where = _stream_of_mask(argument, streams)
-        held = streams[where].padding if where is not None else None
-        # A mask that the model cannot do without is there already; only what it means may be open.
-        if where is None or (held is not None and (held.argument != argument or held.keep is not None)):
-            continue
-        fitted = _fit_mask(target, streams, where, argument, keep)
-        if fitted is not None:
-            streams[where] = dataclasses.replace(streams[where], padding=fitted)
-        elif target.padding:
-            raise CannotCheck(
-                f"{target.label} raised for every form of the key mask tried for {argument}",
-                hint="pass bool or 0/1 [batch, length], or name another argument with --padding",
-            )
-    return dataclasses.replace(target, streams=tuple(streams))
-
-
-def _padding_arguments(target: Target) -> list[tuple[str, bool | None]]:
-    names = _plain(signature(target.model))
-    if target.padding:
-        argument, _, said = target.padding.partition(":")
-        if argument not in names and not any(p.kind is p.VAR_KEYWORD for p in signature(target.model).values()):
-            raise CannotCheck(
-                f"--padding names {argument!r}, which {target.label} does not take",
-                cause=f"it takes {', '.join(names)}",
-            )
-        keep = {"keep": True, "hide": False}.get(said)
-        if keep is None:
-            keep = True if _KEEP.match(argument) else False if _HIDE.match(argument) else None
-        return [(argument, keep)]
-    found: list[tuple[str, bool | None]] = []
-    taken = {s.argument for s in target.streams}
-    for name in names:
-        if name in taken or name in target.constants:
-            continue
-        owner = next((n for n in names if n != name and name.startswith(f"{n}_")), None)
-        if owner is not None and owner not in taken:
-            continue  # the mask of an optional argument that is not passed
-        if _KEEP.match(name):
-            found.append((name, True))
-        elif _HIDE.match(name):
-            found.append((name, False))
-        elif _LENGTHS.match(name):
-            found.append((name, True))
-        elif _MASKLIKE.search(name) and "causal" not in name and "head" not in name:
-            found.append((name, None))
-    # a name that says what it means comes before one that does not
-    return sorted(found, key=lambda item: (item[1] is None, item[0] in ("attn_mask",)))
-
-
-def _stream_of_mask(argument: str, streams: Sequence[Stream]) -> int | None:
-    if len(streams) == 1:
-        return 0
-    names = [s.argument for s in streams]
-    if _looks_like_qkv(names):
-        return 1
-    stem = _MASK_WORDS.sub("", argument).strip("_")
-    named = [i for i, n in enumerate(names) if stem and (n == stem or n.split("_")[0] == stem.split("_")[0])]
-    if len(named) == 1:
-        return named[0]
-    on_target = bool(_TARGET_SIDE.search(argument))
-    sides = [bool(_TARGET_SIDE.search(n)) for n in names]
-    if True not in sides:
-        sides = [False] * (len(names) - 1) + [True]
-    if on_target:
-        return sides.index(True)
-    return sides.index(False) if False in sides else 0
-
-
-def _fit_mask(
-    target: Target, streams: Sequence[Stream], where: int, argument: str, keep: bool | None
-) -> Padding | None:
-    optional = signature(target.model).get(argument)
-    is_optional = optional is None or optional.default is not inspect.Parameter.empty
-    forms: tuple[MaskForm, ...] = (
-        ("lengths",) if _LENGTHS.match(argument) else ("batch key", "batch 1 1 key", "batch 1 key", "batch query key")
-    )
-    dtypes = (
-        (torch.long,)
-        if forms == ("lengths",)
-        else (torch.bool, torch.long, torch.float32)
-        if keep is False
-        else (torch.long, torch.bool, torch.float32)
-    )
-    working: list[Padding] = []
-    for form in forms:
-        for dtype in dtypes:
-            padding = Padding(argument, keep, dtype, form, is_optional)
-            if _runs_with(target, streams, where, padding):
-                if keep is not None:
-                    return padding
-                working.append(padding)
-    for padding in working:
-        for polarity in (True, False):
-            candidate = dataclasses.replace(padding, keep=polarity, observed=True)
-            if _hides(target, streams, where, candidate):
-                return candidate
-    if working:
-        # No form hides anything: assume the commoner meaning; the check will say what it sees.
-        boolean = next((p for p in working if p.dtype == torch.bool), working[0])
-        return dataclasses.replace(boolean, keep=True, observed=True)
-    return None
-
-
-def _masked(
-    target: Target, streams: Sequence[Stream], where: int, padding: Padding
-) -> tuple[Target, dict[str, int], dict[str, Tensor]]:
-    changed = list(streams)
-    changed[where] = dataclasses.replace(streams[where], padding=padding)
-    trial = dataclasses.replace(target, streams=tuple(changed))
-    lengths = lengths_for(changed)
-    positions = changed[where].positions(lengths[changed[where].argument])
-    kept = torch.ones(2, positions, dtype=torch.bool)
-    kept[0, -2:] = False
-    return trial, lengths, {changed[where].argument: kept}
-
-
-def _runs_with(target: Target, streams: Sequence[Stream], where: int, padding: Padding) -> bool:
-    trial, lengths, kept = _masked(target, streams, where, padding)
-    try:
-        batch = trial.batch(2, lengths, dtype=dtype_of(target.model), kept=kept)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            call(target.model, batch.arguments)
-    except Exception:
-        return False
-    return True
-
-
-def _hides(target: Target, streams: Sequence[Stream], where: int, padding: Padding) -> bool:
-    """Whether, under this meaning, a change of a hidden position moves no real output and a change of a kept one does."""
-    from intently.targets.target import output_form
-
-    trial, lengths, kept = _masked(target, streams, where, padding)
-    dtype = dtype_of(target.model)
-    stream = trial.streams[where]
-    batch = trial.batch(2, lengths, dtype=dtype, kept=kept)
-
-    def run(position: int | None) -> Tensor:
-        arguments = dict(batch.arguments)
-        if position is not None:
-            arguments[stream.argument] = stream.change(arguments[stream.argument], 0, position, 1)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            output = call(target.model, arguments)
-        return output_form(output, 2, lengths[trial.main.argument if trial.output else stream.argument]).read(output)[0]
-
-    try:
-        base = run(None)
-        last = kept[stream.argument].shape[1] - 1
-        real = slice(0, last - 1) if base.shape[0] == last + 1 else slice(None)
-        hidden = (run(last) - base)[real].abs().amax()
-        shown = (run(0) - base)[real].abs().amax()
-    except Exception:
-        return False
-    scale = base[real].abs().amax().clamp_min(1e-12)
-    return bool(hidden <= 1e-6 * scale) and bool(shown > 1e-6 * scale)

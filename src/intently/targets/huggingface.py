@@ -19,8 +19,8 @@ from intently.errors import CannotCheck
 from intently.intent import Intent
 from intently.masks import Mask
 from intently.targets import huggingface_build as building
-from intently.targets.discover import dtype_of, lengths_for, signature
 from intently.targets.huggingface_inputs import Pieces, with_streams
+from intently.targets.signature import dtype_of, lengths_for, signature
 from intently.targets.target import Switch, Target, call
 
 # Without weights a larger architecture is shrunk: random numbers of full size show no more.

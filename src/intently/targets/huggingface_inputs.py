@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from intently.errors import CannotCheck
 from intently.targets import shrink_example, shrink_roles
-from intently.targets.discover import attempt, dtype_of, lengths_for, signature
+from intently.targets.discover import attempt
+from intently.targets.signature import dtype_of, lengths_for, signature
 from intently.targets.stream import Padding, Stream
 from intently.targets.target import Target, call
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from intently.errors import CannotCheck
 from intently.sites import Edit, Settings, Site, Sizes, named_arguments, tracing
-from intently.targets.discover import dtype_of, lengths_for
+from intently.targets.signature import dtype_of, lengths_for
 from intently.targets.stream import Batch
 from intently.targets.target import OutputForm, Switch, Target, call, output_form, tensors_of
 
