@@ -447,3 +447,27 @@ def test_the_harness_sees_a_changed_model():
     model(s.content())
     with pytest.raises(AssertionError, match="changed"):
         assert_same(before, state(model))
+
+
+class WithClassToken(nn.Module):
+    """A class token of the model's own stands before the stream, so that keys are one more than its positions."""
+
+    def __init__(self, passes_mask):
+        super().__init__()
+        self.embed, self.qkv, self.token = nn.Embedding(30, 16), nn.Linear(16, 48), nn.Parameter(torch.randn(1, 1, 16))
+        self.passes_mask = passes_mask
+
+    def forward(self, input_ids, attention_mask=None):
+        x = torch.cat([self.token.expand(len(input_ids), -1, -1), self.embed(input_ids)], 1)
+        scores = (lambda q, k, v: q @ k.mT / 4)(*self.qkv(x).chunk(3, -1))
+        if attention_mask is not None and self.passes_mask:
+            keep = nn.functional.pad(attention_mask.bool(), (1, 0), value=True)
+            scores = scores.masked_fill(~keep[:, None], float("-inf"))
+        return (scores.softmax(-1) @ self.qkv(x).chunk(3, -1)[2])[:, 0]
+
+
+@pytest.mark.parametrize(("passes_mask", "found"), [(True, set()), (False, {"padding-leak"})])
+def test_pads_are_told_apart_behind_a_class_token(passes_mask, found):
+    torch.manual_seed(0)
+    report = intently.check(WithClassToken(passes_mask))
+    assert {f.fault for f in report.findings if f.severity == "error"} == found

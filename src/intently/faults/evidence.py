@@ -17,6 +17,8 @@ from intently.sites import Site
 from intently.targets.stream import Batch, Stream
 from intently.targets.target import Target
 
+OWN_POSITIONS = 4  # as many positions of its own a model may add to a stream
+
 
 def streams_of(target: Target, lengths: Mapping[str, int], site: Site) -> tuple[Stream | None, Stream | None]:
     """The streams along which a site's queries and keys run; None where a length fits none of them."""
@@ -24,12 +26,29 @@ def streams_of(target: Target, lengths: Mapping[str, int], site: Site) -> tuple[
     def running(count: int, origins: frozenset[str]) -> Stream | None:
         fitting = [s for s in target.streams if s.positions(lengths[s.argument]) == count]
         named = [s for s in fitting if s.argument in origins]
+        if not fitting and len(target.streams) == 1:
+            # A few positions of the model's own (a class token) may run beside the stream's.
+            only = target.streams[0]
+            return only if 0 < count - only.positions(lengths[only.argument]) <= OWN_POSITIONS else None
         return (named or fitting or [None])[0]
 
     return (
         running(site.queries, site.origins.get("query", frozenset())),
         running(site.keys, site.origins.get("key", frozenset())),
     )
+
+
+def kept_over(batch: Batch, stream: Stream | None, count: int, site: Site) -> Tensor | None:
+    """bool `[batch, position]` over a call's positions: real ones, and those of the model's own (in front, or behind)."""
+    kept = batch.kept.get(stream.argument) if stream is not None else None
+    if kept is None or kept.shape[1] == count:
+        return kept
+    if not 0 < count - kept.shape[1] <= OWN_POSITIONS:
+        return None
+    own = torch.ones(kept.shape[0], count - kept.shape[1], dtype=torch.bool)
+    front, behind = torch.cat([own, kept], 1), torch.cat([kept, own], 1)
+    seen = site.visible.any(1).any(1) if site.visible is not None else None
+    return behind if seen is not None and torch.equal(seen, behind) else front
 
 
 def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batch: Batch, site: Site) -> Tensor | None:
@@ -44,6 +63,8 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
         structure = None if parts else intent.memory.matrix(queries, keys)
     elif query is not None and query is target.main and intent.mask is not None:
         structure = intent.mask.matrix(queries, keys)
+        if queries != query.positions(lengths[query.argument]) and not bool(structure.all()):
+            return None  # how positions of the model's own stand in an order is not known
     elif query is not None and query is not target.main:
         encoder = intent.encoder if intent.encoder is not None else (intent.memory if len(target.streams) > 1 else None)
         structure = encoder.matrix(queries, keys) if encoder is not None else None
@@ -54,8 +75,9 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     if structure is None:
         return None
     structure = structure if structure.dim() == 4 else structure[None, None]
-    if key is not None and key.argument in batch.kept and batch.kept[key.argument].shape[-1] == keys:
-        structure = structure & batch.kept[key.argument][:, None, None, :]
+    kept = kept_over(batch, key, keys, site)
+    if kept is not None:
+        structure = structure & kept[:, None, None, :]
     return structure
 
 
@@ -88,7 +110,7 @@ class Look:
     def rows(self) -> Tensor:
         """bool `[batch, 1, query, 1]`: queries at real positions."""
         query, _ = streams_of(self.trial.target, self.trial.lengths, self.site)
-        kept = self.batch.kept.get(query.argument) if query is not None else None
+        kept = kept_over(self.batch, query, self.site.queries, self.site)
         if kept is None or kept.shape != (self.samples, self.site.queries):
             return torch.ones(self.samples, 1, self.site.queries, 1, dtype=torch.bool)
         return kept[:, None, :, None]
@@ -97,7 +119,7 @@ class Look:
     def real_keys(self) -> Tensor:
         """bool `[batch, 1, 1, key]`: keys that are no pads."""
         _, key = streams_of(self.trial.target, self.trial.lengths, self.site)
-        kept = self.batch.kept.get(key.argument) if key is not None else None
+        kept = kept_over(self.batch, key, self.site.keys, self.site)
         if kept is None or kept.shape != (self.samples, self.site.keys):
             return torch.ones(self.samples, 1, 1, self.site.keys, dtype=torch.bool)
         return kept[:, None, None, :]
