@@ -60,6 +60,7 @@ bench: $(STAMP) ## time and memory against PyTorch's own attention
 renew: $(STAMP) ## renew the picture in the README and the sessions in docs/ from real runs
 	@$(BIN)/python -m intently.demo --svg docs/assets/report.svg
 	@$(BIN)/python docs/sessions.py
+	@$(BIN)/python docs/one_head.py
 
 wheel: $(STAMP) ## build the wheel into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

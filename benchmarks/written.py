@@ -1,4 +1,4 @@
-"""What every benchmark writes down: a markdown table under a line with date and versions."""
+"""What every benchmark writes down: a markdown table under a line with date and versions, and a picture."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ def write(name: str, text: str) -> Path:
     path = RESULTS / name
     files.write(path, text)
     return path
+
+
+def picture(name: str, svg: str | None) -> None:
+    """Write a picture beside the tables, if there is one."""
+    if svg is not None:
+        print(f"wrote {write(name, svg)}")

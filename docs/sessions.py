@@ -1,4 +1,4 @@
-"""`python docs/sessions.py`: run each `$ intently …` that the pages show with its output, and renew the output."""
+"""`python docs/sessions.py`: run each `$ intently …` and each cell that the pages show with its output, and renew the output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import cells
 
 SESSION = re.compile(r"```text\n\$ intently (?P<arguments>[^\n]+)\n.*?```", re.DOTALL)
 
@@ -21,9 +23,11 @@ def renewed(found: re.Match[str]) -> str:
 
 
 def main() -> None:
-    for page in sorted(Path(__file__).parent.glob("*.md")):
-        text = page.read_text("utf-8")
-        page.write_text(SESSION.sub(renewed, text), "utf-8")
+    for page in sorted(Path(__file__).parent.rglob("*.md")):
+        text = SESSION.sub(renewed, page.read_text("utf-8"))
+        if page.parent.name == "mechanism":  # the pages whose Python is complete; elsewhere it is shown in pieces
+            text, _ = cells.run(text, page.stem)
+        page.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

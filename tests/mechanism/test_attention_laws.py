@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from intently.mechanism import attention, stages
 
-BACKENDS = pytest.mark.parametrize("backend", ["stages", "fused"])
+BACKENDS = pytest.mark.parametrize("backend", ["stages", "fused", "blocked"])
 SMALL = settings(max_examples=25, deadline=None, derandomize=True)
 
 

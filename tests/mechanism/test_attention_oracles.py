@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from intently import Mask
-from intently.mechanism import attention, choose_backend, reference, stages, torch_math
+from intently.mechanism import attention, choose_backend, explain_backends, reference, stages, torch_math
+from intently.mechanism.backends import blocked
 
 # Pairwise different sizes, so that a swapped axis cannot pass unseen.
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH, VALUE_WIDTH = 2, 6, 3, 4, 5, 8, 7
@@ -64,6 +65,11 @@ def _forms() -> list[Form]:
     blind = seen(BATCH, 1, QUERIES, KEYS)
     blind[0, :, 1] = False
     blind[1, :, 3] = False
+    slopes = torch.tensor([2.0**-head for head in range(HEADS)], dtype=torch.float64)[:, None, None]
+
+    def distance(query_index: torch.Tensor, key_index: torch.Tensor) -> torch.Tensor:
+        return -slopes * (query_index - key_index).abs()
+
     hiding = torch.where(blind, normal(BATCH, 1, QUERIES, KEYS), -math.inf)
     return [
         form("plain"),
@@ -114,6 +120,11 @@ def _forms() -> list[Form]:
         form("equal widths, one head per kv head", value_width=WIDTH, kv_heads=HEADS, mask=Mask.causal()),
         form("equal widths, rows that see nothing", value_width=WIDTH, mask=blind),
         form("equal widths, bias hides", value_width=WIDTH, bias=hiding),
+        form("bias by rule", bias=distance),
+        form("bias by rule and all at once", softcap=1.3, bias=distance, mask=Mask.window(2), sink=normal(HEADS)),
+        form("window", mask=Mask.causal() & Mask.window(2)),
+        form("documents", kv_heads=HEADS, keys=QUERIES, value_width=WIDTH, mask=Mask.documents(1, 3)),
+        form("value wider", value_width=WIDTH + 3, mask=Mask.prefix(2)),
         form("padding", mask=Mask.causal() & Mask.padding([3, 5], side="left")),
     ]
 
@@ -133,7 +144,10 @@ def in_loops(form: Form) -> torch.Tensor:
         mask = mask.matrix(query.shape[-2], key.shape[-2])
     full = (*lead, query.shape[-2], key.shape[-2])
     may_see = torch.ones(full).bool() if mask is None else mask.expand(full)
-    bias = options.get("bias", torch.zeros(1, 1, dtype=torch.float64)).expand(full)
+    bias = options.get("bias", torch.zeros(1, 1, dtype=torch.float64))
+    if callable(bias):
+        bias = bias(torch.arange(query.shape[-2])[:, None], torch.arange(key.shape[-2]))
+    bias = bias.expand(full)
     scale = options.get("scale", 1 / math.sqrt(query.shape[-1]))
     group = 1 if headless else query.shape[-3] // key.shape[-3]
 
@@ -174,24 +188,58 @@ def failures(candidate: Callable[..., torch.Tensor]) -> list[str]:
     return failed
 
 
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of at most two queries, so that even four of them make several."""
+    monkeypatch.setattr(blocked, "BLOCK", 2)
+
+
 def fused_where_it_can(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     able = not {"softcap", "sink"} & set(options)
     return attention(*tensors, **options, backend="fused" if able else "stages")
 
 
-@pytest.mark.parametrize(
-    "candidate",
-    [
-        attention,
-        fused_where_it_can,
-        torch_math,
-        lambda *tensors, **options: attention(*tensors, **options, backend="stages"),
-        lambda *tensors, **options: reference(*tensors, **options).output,
-    ],
-    ids=["auto", "fused", "torch_math", "stages", "reference"],
-)
+def by(backend: str) -> Callable[..., torch.Tensor]:
+    def candidate(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        return attention(*tensors, **options, backend=backend)
+
+    candidate.__name__ = backend
+    return candidate
+
+
+def of_reference(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+    return reference(*tensors, **options).output
+
+
+CANDIDATES = [
+    attention,
+    fused_where_it_can,
+    torch_math,
+    of_reference,
+    *map(by, ("stages", "blocked", "math", "oracle")),
+]
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.__name__)
 def test_equals_the_loops_on_every_form(candidate):
     assert failures(candidate) == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_several_blocks_equal_the_loops_on_every_form():
+    assert failures(by("blocked")) == []
+
+
+def test_the_budget_makes_blocks_smaller_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(blocked, "BUDGET", 1)
+    assert failures(by("blocked")) == []
+
+
+def test_negative_control_a_block_that_loses_a_key(monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK", 2)
+    true = blocked.reach
+    monkeypatch.setattr(blocked, "reach", lambda inputs, rows: true(inputs, rows)[:-1])
+    assert {"plain", "causal", "window", "documents", "padding"} <= set(failures(by("blocked")))
 
 
 def _core(query, key, value, *, repeat=None, dim=-1, scale=None, mask=None, invert=False, blind_to_zero=True):
@@ -247,7 +295,9 @@ def test_negative_control(slip, caught):
 
 def _gradients(candidate: Callable[..., torch.Tensor], form: Form) -> dict[str, torch.Tensor]:
     leaves = {"query": form.query, "key": form.key, "value": form.value}
-    leaves |= {name: form.options[name] for name in ("bias", "sink") if name in form.options}
+    leaves |= {
+        name: form.options[name] for name in ("bias", "sink") if isinstance(form.options.get(name), torch.Tensor)
+    }
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in leaves.items()}
     options = {**form.options, **{name: leaves[name] for name in ("bias", "sink") if name in leaves}}
     output = candidate(leaves["query"], leaves["key"], leaves["value"], **options)
@@ -257,7 +307,8 @@ def _gradients(candidate: Callable[..., torch.Tensor], form: Form) -> dict[str, 
 
 
 @EVERY_FORM
-@pytest.mark.parametrize("backend", ["stages", "fused"])
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("backend", ["stages", "fused", "blocked", "math", "oracle"])
 def test_gradients_equal_the_reference(form, backend):
     if backend == "fused" and not form.fuses():
         pytest.skip("torch's call lacks softcap and sink; the refusal has its own test")
@@ -270,7 +321,8 @@ def test_gradients_equal_the_reference(form, backend):
 
 
 @pytest.mark.parametrize("name", ["rows that see nothing", "all at once", "sink where nothing is seen", "bias hides"])
-@pytest.mark.parametrize("of", ["stages", "fused", "reference"])
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("of", ["stages", "fused", "blocked", "reference"])
 def test_gradcheck(name, of):
     form = next(form for form in FORMS if form.name == name)
     if of == "fused" and not form.fuses():
@@ -286,7 +338,8 @@ def test_gradcheck(name, of):
     assert torch.autograd.gradcheck(call, small, fast_mode=True)
 
 
-@pytest.mark.parametrize("backend", ["stages", "fused"])
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("backend", ["stages", "fused", "blocked", "math", "oracle"])
 def test_a_row_that_sees_nothing_is_zero_and_passes_no_gradient(backend):
     form = next(form for form in FORMS if form.name == "rows that see nothing")
     query, key, value = (tensor.clone().requires_grad_() for tensor in form.tensors)
@@ -305,7 +358,8 @@ def test_stages_end_in_the_same_bits_as_attention(form):
         torch.testing.assert_close(ours, truth, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["stages", "fused"])
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("backend", ["stages", "fused", "blocked", "math", "oracle"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_reduced_precision_keeps_masked_rows_safe(dtype, backend):
     # Error against float64 on the same rounded inputs: a few units in the last place of numbers of size 1.
@@ -313,7 +367,8 @@ def test_reduced_precision_keeps_masked_rows_safe(dtype, backend):
     for form in FORMS:
         if backend == "fused" and not form.fuses():
             continue
-        options = {k: v.to(dtype) if k == "bias" else v for k, v in form.options.items()}
+        rules = {k: (lambda i, j, rule=v: rule(i, j).to(dtype)) for k, v in form.options.items() if callable(v)}
+        options = {k: v.to(dtype) if k == "bias" and k not in rules else v for k, v in form.options.items()} | rules
         tensors = [tensor.to(dtype) for tensor in form.tensors]
         output = attention(*tensors, **options, backend=backend)
         assert output.dtype == dtype
@@ -331,7 +386,7 @@ def test_grouped_heads_equal_repeated_ones():
         )
 
 
-@pytest.mark.parametrize("backend", ["stages", "fused"])
+@pytest.mark.parametrize("backend", ["stages", "fused", "blocked", "math", "oracle"])
 def test_empty_axes(backend):
     query, none = torch.ones(2, 3, 4, 8), torch.ones(2, 3, 0, 8)
     chosen = "auto" if backend == "fused" else backend
@@ -357,7 +412,10 @@ def test_dropout_is_applied_in_both_backends_and_follows_the_seed():
 
 def test_choice_says_why():
     query, key, value = FORMS[0].tensors
-    assert choose_backend(query, key, value) == ("fused", "torch's fused call expresses all that is asked")
+    fuses = "torch's fused call expresses all that is asked"
+    assert choose_backend(query, key, key) == ("fused", fuses)
+    padded = choose_backend(query, key, value)
+    assert padded.name == "fused" and "the value is padded from 7 to 8" in padded.reason
     assert choose_backend(query, key, value, backend="stages") == ("stages", "asked for")
     assert choose_backend(query, key, value, sink=0.0) == ("stages", "torch's fused call has no sink")
     half = [tensor.half() for tensor in (query, key, value)]
@@ -365,6 +423,34 @@ def test_choice_says_why():
     choice = choose_backend(*half, bias=low)
     assert choice.name == "stages" and "float32[4, 5]" in choice.reason
     torch.testing.assert_close(attention(*half, bias=low), attention(*half, scale=0.0), rtol=2e-3, atol=2e-3)
+
+
+def test_choice_counts_pairs_and_bytes():
+    def choice(queries: int, width: int = 4, **options: Any) -> tuple[str, str]:
+        states = torch.zeros(1, 1, 1, width).expand(1, 8, queries, width)
+        return choose_backend(states, states, states, **options)
+
+    narrow = Mask.causal() & Mask.window(256)
+    assert choice(512, mask=narrow)[0] == "fused"  # short: cutting costs more than it saves
+    assert choice(4096, mask=Mask.causal())[0] == "fused"  # torch knows the triangle by name
+    assert choice(4096, mask=narrow) == ("blocked", "the mask leaves 9% of 4096 × 4096 pairs within reach")
+    assert choice(4096, mask=~narrow)[0] == "fused"  # a complement's reach is not known
+    assert choice(16384, mask=~narrow) == ("blocked", "torch's fused call would need 1 GiB for mask and bias")
+    assert choice(2048, softcap=2.0)[0] == "stages"
+    name, reason = choice(4096, softcap=2.0)  # 8 heads × 4096² × 4 bytes = 512 MiB
+    assert name == "blocked" and "no softcap" in reason and "512 MiB a plane of scores" in reason
+
+
+def test_every_backend_answers():
+    query, key, value = FORMS[0].tensors
+    answers = {name: (can, reason) for name, can, reason in explain_backends(query, key, value, dropout=0.1)}
+    assert list(answers) == ["stages", "fused", "blocked", "flex", "math", "oracle"]
+    assert [name for name, (can, _) in answers.items() if not can] == ["flex", "oracle"]
+    assert "float64[2, 6, 4, 8]" in answers["flex"][1] and "dropout is 0.1" in answers["oracle"][1]
+    for name, (can, _) in answers.items():
+        if not can:
+            with pytest.raises(ValueError, match=f'backend="{name}" cannot compute this'):
+                attention(query, key, value, dropout=0.1, backend=name)
 
 
 @pytest.mark.parametrize("knob", [{"softcap": 2.0}, {"sink": 0.0}], ids=["softcap", "sink"])

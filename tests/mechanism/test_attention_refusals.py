@@ -69,6 +69,15 @@ def test_bias():
     assert says(refusal(ValueError, bias=torch.ones(4, 6)), "bias float32[4, 6]", "[2, 6, 4, 5]")
 
 
+def test_bias_by_rule():
+    asked = "bias(query_index int64[1, 1], key_index int64[1])"
+    assert says(refusal(TypeError, bias=lambda i, j: None), asked, "returned NoneType", "float tensor")
+    assert says(refusal(TypeError, bias=lambda i, j: i - j), asked, "returned int64[1, 1]")
+    assert says(refusal(ValueError, bias=lambda i, j: torch.zeros(4, 1, 1)), asked, "float32[4, 1, 1]", "[2, 6, 1, 1]")
+    # Right for one pair, wrong for more: noticed when it is asked for more.
+    assert says(refusal(ValueError, bias=lambda i, j: (i + 0.0).mT), "query_index int64[4, 1]", "float32[1, 4]")
+
+
 def test_numbers():
     assert says(refusal(TypeError, scale=torch.ones(6)), "scale is float32[6]", "into the query")
     assert says(refusal(ValueError, scale=float("nan")), "scale is nan")

@@ -7,6 +7,7 @@ serves a whole matrix (aranges that broadcast) and a FlexAttention `mask_mod` (s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
@@ -41,6 +42,25 @@ class Place:
         if self.queries is None:
             raise ValueError(f"{asker} depends on the number of queries, which is not known here; pass queries=")
         return self.queries
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of the matrix a reach is asked of, and the position of its first query."""
+
+    queries: int
+    keys: int
+    offset: int = 0
+
+    def clip(self, start: int, stop: int) -> range:
+        """The half-open run inside the keys; `range(0)` when nothing of it is."""
+        start, stop = max(start, 0), min(stop, self.keys)
+        return range(start, stop) if start < stop else range(0)
+
+    def hull(self, flags: Tensor) -> range:
+        """From the first to the last True of `flags` `[key]`."""
+        places = flags.nonzero().flatten()
+        return self.clip(int(places[0]), int(places[-1]) + 1) if len(places) else range(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +115,10 @@ class Expression(ABC):
     @abstractmethod
     def __str__(self) -> str: ...
 
+    def reach(self, rows: range, at: Sizes) -> range:
+        """A run of keys outside of which no query in `rows` sees anything; `rows` is not empty."""
+        return range(at.keys)
+
     def require(self, first: int, stop: int, keys: int) -> None:
         """Raise when the term says nothing about query positions `first..stop-1` or about `keys` keys."""
         for part in self.parts:
@@ -134,6 +158,9 @@ class Nothing(Expression):
     def at(self, place: Place) -> Tensor:
         return place.key != place.key
 
+    def reach(self, rows: range, at: Sizes) -> range:
+        return range(0)
+
     def __str__(self) -> str:
         return "none"
 
@@ -147,6 +174,9 @@ class Causal(Expression):
     def at(self, place: Place) -> Tensor:
         return place.key <= place.query + self.offset
 
+    def reach(self, rows: range, at: Sizes) -> range:
+        return at.clip(0, rows.stop + self.offset)
+
     def __str__(self) -> str:
         return f"causal({self.offset})" if self.offset else "causal"
 
@@ -159,6 +189,9 @@ class Back(Expression):
 
     def at(self, place: Place) -> Tensor:
         return place.key > place.query - self.width
+
+    def reach(self, rows: range, at: Sizes) -> range:
+        return at.clip(rows.start - self.width + 1, at.keys)
 
     def __str__(self) -> str:
         return f"window({self.width})"
@@ -174,6 +207,9 @@ class Window(Expression):
     def at(self, place: Place) -> Tensor:
         return (place.key >= place.query - self.left) & (place.key <= place.query + self.right)
 
+    def reach(self, rows: range, at: Sizes) -> range:
+        return at.clip(rows.start - self.left, rows.stop + self.right)
+
     def __str__(self) -> str:
         return f"window({self.left}, {self.right})"
 
@@ -186,6 +222,9 @@ class Prefix(Expression):
 
     def at(self, place: Place) -> Tensor:
         return (place.key < self.length) | (place.key <= place.query)
+
+    def reach(self, rows: range, at: Sizes) -> range:
+        return at.clip(0, max(self.length, rows.stop))
 
     def __str__(self) -> str:
         return f"prefix({self.length})"
@@ -201,6 +240,9 @@ class Keys(Expression):
         nowhere = place.key != place.key
         return reduce(lambda seen, run: seen | ((place.key >= run[0]) & (place.key < run[1])), self.runs, nowhere)
 
+    def reach(self, rows: range, at: Sizes) -> range:
+        return at.clip(self.runs[0][0], self.runs[-1][1])
+
     def __str__(self) -> str:
         return "keys(" + ", ".join(spell_run(run, "-") for run in self.runs) + ")"
 
@@ -215,6 +257,15 @@ class Documents(Expression):
         if self.ids.data.ndim == 1:
             return self.ids.pick(place.query) == self.ids.pick(place.key)
         return self.ids.pick(place.sample, place.query) == self.ids.pick(place.sample, place.key)
+
+    def reach(self, rows: range, at: Sizes) -> range:
+        if torch.compiler.is_compiling():  # a traced table has no numbers to look at
+            return range(at.keys)
+        # Ids count up in order of appearance, so the documents of neighbouring queries have neighbouring ids.
+        ids = self.ids.data.reshape(-1, self.ids.data.shape[-1])
+        asked = ids[:, rows.start : rows.stop]
+        least, most = asked.amin(dim=1, keepdim=True), asked.amax(dim=1, keepdim=True)
+        return at.hull(((ids >= least) & (ids <= most)).any(dim=0))
 
     def require(self, first: int, stop: int, keys: int) -> None:
         size = self.ids.data.shape[-1]
@@ -257,6 +308,10 @@ class Kept(Expression):
         kept = self.table.pick(place.sample)
         return place.key < kept if self.side == "right" else place.key >= place.known_keys(self) - kept
 
+    def reach(self, rows: range, at: Sizes) -> range:
+        kept = max(self.lengths)
+        return at.clip(0, kept) if self.side == "right" else at.clip(at.keys - kept, at.keys)
+
     def require(self, first: int, stop: int, keys: int) -> None:
         if max(self.lengths) > keys:
             raise ValueError(f"{self} keeps {max(self.lengths)} keys of a sample, but there are only {keys} keys")
@@ -280,6 +335,9 @@ class KeptWhere(Expression):
 
     def at(self, place: Place) -> Tensor:
         return self.keep.pick(place.sample, place.key)
+
+    def reach(self, rows: range, at: Sizes) -> range:
+        return range(at.keys) if torch.compiler.is_compiling() else at.hull(self.keep.data.any(dim=0))
 
     def require(self, first: int, stop: int, keys: int) -> None:
         _covers(self, "keys", self.keep.data.shape[1], 0, keys)
@@ -310,6 +368,13 @@ class Neighborhood(Expression):
             step = place.query // stride % size - place.key // stride % size
             near = near & (step <= radius) & (step >= -radius)
         return near
+
+    def reach(self, rows: range, at: Sizes) -> range:
+        stride = prod(self.shape[1:])
+        first, last = rows.start // stride - self.radius[0], (rows.stop - 1) // stride + self.radius[0]
+        steps = [prod(self.shape[axis + 1 :]) * radius for axis, radius in enumerate(self.radius)]
+        near = at.clip(rows.start - sum(steps), rows.stop + sum(steps))
+        return at.clip(max(first * stride, near.start), min((last + 1) * stride, near.stop))
 
     def require(self, first: int, stop: int, keys: int) -> None:
         size = prod(self.shape)
@@ -370,6 +435,10 @@ class And(_Parent):
     def at(self, place: Place) -> Tensor:
         return reduce(torch.logical_and, (child.at(place) for child in self.children))
 
+    def reach(self, rows: range, at: Sizes) -> range:
+        parts = [child.reach(rows, at) for child in self.children]
+        return at.clip(max(part.start for part in parts), min(part.stop for part in parts))
+
     def __str__(self) -> str:
         return " & ".join(f"({child})" if isinstance(child, Or) else str(child) for child in self.children)
 
@@ -378,6 +447,9 @@ class And(_Parent):
 class Or(_Parent):
     def at(self, place: Place) -> Tensor:
         return reduce(torch.logical_or, (child.at(place) for child in self.children))
+
+    def reach(self, rows: range, at: Sizes) -> range:
+        return _hull(child.reach(rows, at) for child in self.children)
 
     def __str__(self) -> str:
         return " | ".join(map(str, self.children))
@@ -399,6 +471,12 @@ class BottomRight(_Parent):
     def at(self, place: Place) -> Tensor:
         shift = place.known_keys(self) - place.known_queries(self)
         return self.children[0].at(replace(place, query=place.query - place.offset + shift, offset=shift))
+
+    def reach(self, rows: range, at: Sizes) -> range:
+        shift = at.keys - at.queries
+        moved = shift - at.offset
+        child = range(rows.start + moved, rows.stop + moved)
+        return self.children[0].reach(child, replace(at, offset=shift))
 
     def require(self, first: int, stop: int, keys: int) -> None:
         self.children[0].require(keys - (stop - first), keys, keys)
@@ -428,8 +506,17 @@ class Each(_Parent):
     def heads(self) -> tuple[int, ...]:
         return super().heads + ((len(self.children),) if self.axis == "head" else ())
 
+    def reach(self, rows: range, at: Sizes) -> range:
+        return _hull(child.reach(rows, at) for child in self.children)
+
     def __str__(self) -> str:
         return f"per_{self.axis}(" + ", ".join(map(str, self.children)) + ")"
+
+
+def _hull(runs: Iterable[range]) -> range:
+    """The shortest run that holds them all."""
+    filled = [run for run in runs if run]
+    return range(min(run.start for run in filled), max(run.stop for run in filled)) if filled else range(0)
 
 
 def _tight(term: Expression) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from intently._typing import Bool, Int
 from intently.masks import expression as terms
-from intently.masks.expression import Expression, Place, Table
+from intently.masks.expression import Expression, Place, Sizes, Table
 
 
 @dataclass(frozen=True)
@@ -269,18 +269,53 @@ class Mask:
         offset = _integer("offset", offset)
         keys = queries + offset if keys is None else _integer("keys", keys, least=0)
         self.expression.require(offset, offset + queries, keys)
+        rows, columns = range(offset, offset + queries), range(keys)
+        return self._ask(rows, columns, queries, keys, offset, device).contiguous()
+
+    def tile(
+        self, rows: range, columns: range, queries: int, keys: int, device: torch.device | str | None = None
+    ) -> Bool[Tensor, "*batch_heads row column"]:
+        """The block `[rows, columns]` of `matrix(queries, keys)`, built without the rest.
+
+        Shape as that of `matrix`, with `len(rows)` and `len(columns)` in place of query and key. `queries` and `keys`
+        are the totals, on which a bottom-right mask and left padding depend. Raises ValueError for a range that
+        leaves the matrix or skips, and where `matrix` does.
+
+        >>> Mask.causal(align="bottom-right").tile(range(1, 3), range(2, 4), 3, 4).int().tolist()
+        [[1, 0], [1, 1]]
+        """
+        _inside("rows", rows, queries)
+        _inside("columns", columns, keys)
+        self.expression.require(0, queries, keys)
+        return self._ask(rows, columns, queries, keys, 0, device)
+
+    def reach(self, rows: range, queries: int, keys: int) -> range:
+        """A run of keys that holds every key the queries in `rows` may see, of `keys` in all; `range(0)` for none.
+
+        A bound, found without building the matrix: as short as can be for causal, window, prefix, padding and packed
+        documents, all keys for an explicit matrix and a complement. Raises ValueError where `matrix` does.
+
+        >>> (Mask.causal() & Mask.window(4)).reach(range(8, 10), 16, 16)
+        range(5, 10)
+        """
+        _inside("rows", rows, queries)
+        self.expression.require(0, queries, keys)
+        return self.expression.reach(rows, Sizes(queries, keys)) if rows else range(0)
+
+    def _ask(
+        self, rows: range, columns: range, queries: int, keys: int, offset: int, device: torch.device | str | None
+    ) -> Tensor:
         batch, heads = self.batch, self.heads
-        query = torch.arange(offset, offset + queries, device=device)[:, None]
-        key = torch.arange(keys, device=device)
+        query = torch.arange(rows.start, rows.stop, device=device)[:, None]
+        key = torch.arange(columns.start, columns.stop, device=device)
         if batch is None and heads is None:
             nothing = torch.zeros((), dtype=torch.long, device=device)
-            shape, sample, head = (queries, keys), nothing, nothing
+            shape, sample, head = (len(rows), len(columns)), nothing, nothing
         else:
-            shape = (batch or 1, heads or 1, queries, keys)
+            shape = (batch or 1, heads or 1, len(rows), len(columns))
             sample = torch.arange(shape[0], device=device)[:, None, None, None]
             head = torch.arange(shape[1], device=device)[:, None, None]
-        seen = self.expression.at(Place(sample, head, query, key, queries, keys, offset))
-        return seen.expand(shape).contiguous()
+        return self.expression.at(Place(sample, head, query, key, queries, keys, offset)).expand(shape)
 
     def to(self, device: torch.device | str) -> Mask:
         """The same mask with its tables on `device`; needed only for a `mask_mod` run there."""
@@ -293,6 +328,11 @@ def _integer(name: str, value: object, least: int | None = None) -> int:
     if least is not None and value < least:
         raise ValueError(f"{name} is at least {least}, not {value}")
     return value
+
+
+def _inside(name: str, run: range, size: int) -> None:
+    if run.step != 1 or (run and not 0 <= run.start < run.stop <= size):
+        raise ValueError(f"{name} is {run}; a range of step 1 inside range({size}) is needed")
 
 
 def _agreed(what: str, mask: Mask, sizes: tuple[int, ...]) -> int | None:

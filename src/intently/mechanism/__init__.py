@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from intently.mechanism.aggregate import aggregate, merge_heads
-from intently.mechanism.attention import Choice, Stages, attention, choose_backend, stages
+from intently.mechanism.attention import attention, choose_backend, explain_backends, stages
+from intently.mechanism.backends.choice import Choice, Verdict
+from intently.mechanism.backends.stages import Stages
 from intently.mechanism.mask_scale import mask_scale
 from intently.mechanism.normalize import normalize
 from intently.mechanism.oracle import reference, torch_math
@@ -13,9 +15,11 @@ from intently.mechanism.score import score
 __all__ = [
     "Choice",
     "Stages",
+    "Verdict",
     "aggregate",
     "attention",
     "choose_backend",
+    "explain_backends",
     "mask_scale",
     "merge_heads",
     "normalize",

@@ -1,4 +1,4 @@
-"""Two float64 oracles: attention written out plainly, and torch's own math path."""
+"""Two float64 oracles, attention written out plainly and torch's own math path; both are backends as well."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from intently._typing import Bool, Float
 from intently.masks import Mask
-from intently.mechanism.attention import Stages
-from intently.mechanism.door import admit
+from intently.mechanism.backends.stages import Stages
+from intently.mechanism.door import Bias, Inputs, admit, own_precision
 
 
 def reference(
@@ -19,7 +19,7 @@ def reference(
     value: Float[Tensor, "*kv_lead key value_width"],
     *,
     mask: Mask | Bool[Tensor, "*mask_axes"] | None = None,
-    bias: Float[Tensor, "*bias_axes"] | None = None,
+    bias: Float[Tensor, "*bias_axes"] | Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sink: Float[Tensor, "*sink_axes"] | float | None = None,
@@ -37,16 +37,61 @@ def reference(
     >>> reference(one, one, one).output
     tensor([[[1., 1., 1., 1.]]], dtype=torch.float64)
     """
-    inputs = admit(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
-    keys, values = _one_per_query_head(inputs.key, inputs.query), _one_per_query_head(inputs.value, inputs.query)
+    with own_precision(query):
+        inputs = admit(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
+        return Stages(*(inputs.leave(each) for each in _written_out(inputs)))
 
-    scores = torch.einsum("...qw,...kw->...qk", inputs.query.double(), keys)
+
+def torch_math(
+    query: Float[Tensor, "*lead query width"],
+    key: Float[Tensor, "*kv_lead key width"],
+    value: Float[Tensor, "*kv_lead key value_width"],
+    *,
+    mask: Mask | Bool[Tensor, "*mask_axes"] | None = None,
+    bias: Float[Tensor, "*bias_axes"] | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "*sink_axes"] | float | None = None,
+) -> Float[Tensor, "*lead query value_width"]:
+    """The output of `attention` in float64 through torch's math path, a second witness when `reference` is doubted.
+
+    Two terms that torch's call lacks are expressed in those it has: a sink is one more key and value of zeros whose
+    bias is the sink, and softcapped logits go in as the bias of a query of zeros. Arguments and errors are those of
+    `attention`.
+
+    >>> import torch
+    >>> one = torch.ones(1, 1, 4)
+    >>> torch_math(one, one, one, sink=0.5)[0, 0, 0]                         # exp(2) / (exp(2) + exp(0.5))
+    tensor(0.8176, dtype=torch.float64)
+    """
+    with own_precision(query):
+        inputs = admit(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
+        return inputs.leave(_by_torch(inputs, torch.float64))
+
+
+def by_oracle(inputs: Inputs) -> Tensor:
+    """The backend `"oracle"`: `reference`, rounded once to the dtype of the values."""
+    return _written_out(inputs).output.to(inputs.value.dtype)
+
+
+def by_math(inputs: Inputs) -> Tensor:
+    """The backend `"math"`: `torch_math` in the dtype of the query, float32 for half precision."""
+    dtype = inputs.query.dtype
+    inner = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return _by_torch(inputs, inner).to(dtype)
+
+
+def _written_out(inputs: Inputs) -> Stages:
+    query = inputs.query.double()
+    keys, values = (_one_per_query_head(each.double(), query) for each in (inputs.key, inputs.value))
+
+    scores = torch.einsum("...qw,...kw->...qk", query, keys)
     logits = inputs.scale * scores
     if inputs.softcap is not None:
         logits = inputs.softcap * (logits / inputs.softcap).tanh()
-    if inputs.bias is not None:
-        logits = logits + inputs.bias.double()
-    mask = inputs.seen()
+    bias, mask = inputs.added(), inputs.seen()
+    if bias is not None:
+        logits = logits + bias.double()
     if mask is not None:
         logits = torch.where(mask, logits, -torch.inf)
 
@@ -63,58 +108,36 @@ def reference(
         total = torch.exp(columns - top).sum(dim=-1, keepdim=True)
         weights = torch.exp(logits - top) / torch.where(total == 0, 1.0, total)
     output = torch.einsum("...qk,...kv->...qv", weights, values)
-    return Stages(*(inputs.leave(each) for each in (scores, logits, weights, output)))
+    return Stages(scores, logits, weights, output)
 
 
-def torch_math(
-    query: Float[Tensor, "*lead query width"],
-    key: Float[Tensor, "*kv_lead key width"],
-    value: Float[Tensor, "*kv_lead key value_width"],
-    *,
-    mask: Mask | Bool[Tensor, "*mask_axes"] | None = None,
-    bias: Float[Tensor, "*bias_axes"] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "*sink_axes"] | float | None = None,
-) -> Float[Tensor, "*lead query value_width"]:
-    """The output of `attention` in float64 through torch's math path, a second witness when `reference` is doubted.
-
-    Two terms that torch's call lacks are expressed in those it has: a sink is one more key and value of zeros whose
-    bias is the sink, and softcapped logits go in as the bias of a query of zeros. Arguments and errors are those of
-    `attention`.
-
-    >>> import torch
-    >>> one = torch.ones(1, 1, 4)
-    >>> torch_math(one, one, one, sink=0.5)[0, 0, 0]                         # exp(2) / (exp(2) + exp(0.5))
-    tensor(0.8176, dtype=torch.float64)
-    """
-    inputs = admit(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
-    query = inputs.query.double()
-    key, value = _one_per_query_head(inputs.key, query), _one_per_query_head(inputs.value, query)
+def _by_torch(inputs: Inputs, dtype: torch.dtype) -> Tensor:
+    query = inputs.query.to(dtype)
+    key, value = (_one_per_query_head(each.to(dtype), query) for each in (inputs.key, inputs.value))
+    if 0 in value.shape or 0 in query.shape:
+        return query @ key.mT @ value  # zeros, with a way back for gradients of zero
     added = query.new_zeros(*query.shape[:-1], key.shape[-2])
     if inputs.softcap is not None:
         added = inputs.softcap * torch.tanh(inputs.scale * (query @ key.mT) / inputs.softcap)
         query = torch.zeros_like(query)
-    if inputs.bias is not None:
-        added = added + inputs.bias.double()
-    mask = inputs.seen()
+    bias, mask = inputs.added(), inputs.seen()
+    if bias is not None:
+        added = added + bias.to(dtype)
     if mask is not None:
         added = added.masked_fill(~mask, -torch.inf)
     if inputs.sink is not None:
-        added = torch.cat([added, inputs.sink.double().reshape(-1, 1, 1).expand(*added.shape[:-1], 1)], dim=-1)
+        added = torch.cat([added, inputs.sink.to(dtype).reshape(-1, 1, 1).expand(*added.shape[:-1], 1)], dim=-1)
         key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
-    if key.shape[-2] == 0:
-        return inputs.leave(query.new_zeros(*query.shape[:-1], value.shape[-1]))
     blind = (added == -torch.inf).all(dim=-1, keepdim=True)
     with sdpa_kernel(SDPBackend.MATH):
         output = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=added.masked_fill(blind, 0.0), scale=inputs.scale
+            query, key, value, attn_mask=added.masked_fill(blind, 0.0), dropout_p=inputs.dropout, scale=inputs.scale
         )
-    return inputs.leave(output.masked_fill(blind, 0.0))
+    return output.masked_fill(blind, 0.0)
 
 
 def _one_per_query_head(shared: Tensor, query: Tensor) -> Tensor:
-    """Keys or values in float64, each kv head repeated for the consecutive query heads that read it."""
+    """Keys or values, each kv head repeated for the consecutive query heads that read it."""
     heads, kv_heads = query.shape[-3], shared.shape[-3]
     reads = [head * kv_heads // heads for head in range(heads)]
-    return shared.double()[..., reads, :, :]
+    return shared[..., reads, :, :]

@@ -1,0 +1,98 @@
+"""The negative control of the harness: each check must find the one thing that it is there to find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.mechanism import every_form
+from tests.mechanism.every_form import Form
+from torch import Tensor
+
+from intently._typing import Float
+
+
+def mean(states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """The simplest form there is: every position receives the mean of those it sees."""
+    if mask is None:
+        return states.mean(-2, keepdim=True).expand_as(states)
+    shares = mask.to(states.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
+    return shares @ states
+
+
+def in_numpy(states, mask=None):
+    if mask is None:
+        return states * 0 + states.mean(-2, keepdims=True)
+    counts = mask.sum(-1, keepdims=True)
+    return mask / counts.clip(min=1) @ states
+
+
+SOUND = Form(
+    "mean",
+    mean,
+    in_numpy,
+    lambda draw, sizes: {"states": draw.normal(sizes.batch, sizes.keys, sizes.width)},
+    wrong={"sum": lambda states, mask=None: mean(states, mask) * states.shape[-2]},
+    options=lambda draw, sizes: {"plain": {}, "blind": {"mask": draw.blind(sizes.keys, sizes.keys)}},
+    stages=mean,
+    blind="blind",
+    sizes=every_form.Sizes(queries=5, keys=5),
+)
+
+test_a_sound_form_passes = every_form.every_check(SOUND)
+
+
+def nan_gradient(states, mask=None):
+    if mask is None:
+        return mean(states)
+    counts = mask.sum(-1, keepdim=True)
+    return torch.where(counts == 0, 0.0, (mask.to(states.dtype) @ states) / (counts + 0.0 * states.sum()))
+
+
+def in_half(states, mask=None):
+    return mean(states.half(), mask).to(states.dtype) if states.dtype == torch.float32 else mean(states, mask)
+
+
+def by_storage(states, mask=None):
+    """Reads the memory where it should read the tensor."""
+    return mean(torch.as_strided(states, states.shape, states.new_empty(states.shape).stride()), mask)
+
+
+def data_dependent(states, mask=None):
+    return mean(states, mask) if bool(states.sum() < torch.inf) else states
+
+
+def wrongly_annotated(
+    states: Float[Tensor, "batch length width"], mask: Tensor | None = None
+) -> Float[Tensor, "batch width length"]:
+    return mean(states, mask)
+
+
+@pytest.mark.parametrize(
+    ("check", "broken"),
+    [
+        ("equals_the_oracle", {"call": lambda states, mask=None: 1.001 * mean(states, mask)}),
+        ("wrong_variants_are_caught", {"wrong": {"no slip": mean}}),
+        ("wrong_variants_are_caught", {"wrong": {}}),
+        ("equals_our_stages", {"stages": lambda states, mask=None: states}),
+        ("float32_keeps_the_values", {"call": in_half}),
+        ("bfloat16_keeps_the_values", {"call": lambda states, mask=None: mean(states.float(), mask)}),
+        ("float16_keeps_the_values", {"call": lambda states, mask=None: mean(states * 1e5, mask) / 1e5}),
+        (
+            "autocast_keeps_the_values",
+            {"call": lambda states, mask=None: mean(states, mask) + 9 * torch.is_autocast_enabled("cpu")},
+        ),
+        ("edges_equal_the_oracle", {"call": lambda states, mask=None: mean(states, mask) / (states.shape[-1] != 1)}),
+        ("annotations_hold", {"call": wrongly_annotated}),
+        ("blind_rows_are_zero", {"call": nan_gradient}),
+        ("gradients_are_right", {"call": nan_gradient}),
+        ("gradients_are_right", {"call": lambda states, mask=None: mean(2 * states - states.detach(), mask)}),
+        ("strides_do_not_matter", {"call": by_storage}),
+        ("vmap_equals_a_loop", {"call": data_dependent}),
+        ("compiles_in_one_graph", {"call": data_dependent}),
+    ],
+)
+def test_a_broken_form_is_caught(check, broken):
+    with pytest.raises((AssertionError, RuntimeError, TypeError)):
+        getattr(every_form, check)(replace(SOUND, **broken))
