@@ -16,9 +16,9 @@ from intently.mechanism.positions import alibi
 
 Backend = Literal["blocked", "stages"]
 
-HEADS, WIDTH = 2, 64
+HEADS, WIDTH = 1, 64
 LENGTHS = (2048, 4096, 8192, 16384, 32768)
-STAGES_UP_TO = 8192  # the five stages hold several [heads, query, key] at once: over 8 GB at the next length
+STAGES_UP_TO = 8192  # the five stages hold several [heads, query, key] at once: over 5 GB at the next length
 COLUMNS = (
     "step",
     "length",
@@ -75,7 +75,7 @@ def main() -> None:
             rows.append(cells + [""] * (len(COLUMNS) - len(cells)))
             print(*cells, sep=" | ", flush=True)
     note = (
-        f"causal, ALiBi as a function of positions, softcap 30, {HEADS} heads of width {WIDTH}, float32. Memory beyond "
+        f"causal, ALiBi as a function of positions, softcap 30, one head of width {WIDTH}, float32. Memory beyond "
         f"query, key and value: alive at once in torch's allocator, and what a fresh process came to occupy. {timing.note()}"
     )
     fits = [

@@ -59,7 +59,7 @@ def main() -> None:
                 "rotary": wrap(turned, states),
                 "plain again": wrap(plain, states),
             }
-            times = timing.interleaved(calls, budget=10, least=7, most=31)
+            times = timing.interleaved(calls, budget=8, least=7, most=31)
             rows.append(
                 (
                     step,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from math import prod
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from intently.masks import Mask
 from intently.mechanism.backends.fused import by_fused, fused_obstacle
 from intently.mechanism.backends.stages import by_stages
-from intently.mechanism.door import Inputs, cut, transformed
+from intently.mechanism.door import Inputs, cut, own_precision, transformed
 
 BLOCK = 128
 """Queries in a block: few enough that a window of some hundred keys is not drowned in its own corners."""
@@ -28,10 +29,41 @@ def by_blocks(inputs: Inputs) -> Tensor:
     plan = blocks(inputs)
     if not plan:  # no queries, so nothing to cut
         return by_stages(inputs)
-    # torch.func allows no hooks on what is saved; there a block keeps its plane for the backward pass.
-    if not inputs.differentiable() or transformed(inputs.query, inputs.key, inputs.value):
+    given = inputs.query, inputs.key, inputs.value, inputs.mask, inputs.sample_of_bias(), inputs.sink
+    if torch.compiler.is_compiling() or transformed(*(each for each in given if isinstance(each, Tensor))):
+        # Graphs and torch.func know no loop that writes in place; there a block keeps its plane for the backward pass.
         return torch.cat([_attend(inputs.block(rows, columns)) for rows, columns in plan], dim=-2)
-    return torch.cat(_redone_in_backward(inputs, plan), dim=-2)
+    if _learned(inputs):
+        pieces = [checkpoint(_block_by_block, inputs, [part], use_reentrant=False) for part in plan]
+        return torch.cat(pieces, dim=-2)
+    tensors = (
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        inputs.bias if isinstance(inputs.bias, Tensor) else None,
+        inputs.sink,
+    )
+    return _RedoneInBackward.apply(*tensors, inputs, plan) if inputs.differentiable() else _block_by_block(inputs, plan)
+
+
+def _learned(inputs: Inputs) -> bool:
+    """Whether the bias is a rule that learns: only autograd knows what parameters it asks."""
+    bias = inputs.sample_of_bias() if callable(inputs.bias) else None
+    return bias is not None and bias.requires_grad and torch.is_grad_enabled()
+
+
+def _block_by_block(inputs: Inputs, plan: list[tuple[range, range]]) -> Tensor:
+    """The outputs of consecutive blocks in one tensor, made beforehand.
+
+    Small results kept between large temporaries would leave the heap with holes that no later temporary fits.
+    """
+    first = plan[0][0].start
+    if len(plan) == 1:
+        return _attend(inputs.block(*plan[0]))
+    room = inputs.value.new_empty(*inputs.query.shape[:-2], plan[-1][0].stop - first, inputs.value.shape[-1])
+    for rows, columns in plan:
+        room[..., rows.start - first : rows.stop - first, :] = _attend(inputs.block(rows, columns))
+    return room
 
 
 def blocks(inputs: Inputs) -> list[tuple[range, range]]:
@@ -75,52 +107,92 @@ def _attend(block: Inputs) -> Tensor:
     return by_fused(block) if fused_obstacle(block) is None else by_stages(block)
 
 
-def _redone_in_backward(inputs: Inputs, plan: list[tuple[range, range]]) -> list[Tensor]:
-    # Keys are cut once, wherever a block begins or ends, and glued per block: the gradient of a plain slice is as long
-    # as the sequence, and one of those for every block would make the backward pass quadratic.
-    cuts = sorted({0, inputs.keys}.union(*((columns.start, columns.stop) for _, columns in plan)))
-    sizes = [stop - start for start, stop in pairwise(cuts)]
-    keys, values = inputs.key.split(sizes, dim=-2), inputs.value.split(sizes, dim=-2)
-    lengths = [len(rows) for rows, _ in plan]
-    queries = inputs.query.split(lengths, dim=-2)
-    bias = inputs.bias
-    if isinstance(bias, Tensor) and bias.dim() >= 2 and bias.shape[-2] > 1:
-        biases = bias.split(lengths, dim=-2)
-    else:
-        biases = [bias] * len(plan)
+class _RedoneInBackward(torch.autograd.Function):
+    """Blocks whose planes are forgotten and made again for the backward pass, where gradients are summed in place."""
 
-    place = {at: number for number, at in enumerate(cuts)}
-    outputs = []
-    for (rows, columns), query, bias in zip(plan, queries, biases, strict=True):
-        pieces = slice(place[columns.start], place[columns.stop])
-        parts = inputs, rows, columns, query, bias, keys[pieces], values[pieces]
-        outputs.append(checkpoint(_cut_and_attend, *parts, use_reentrant=False, preserve_rng_state=inputs.dropout > 0))
-    return outputs
+    @staticmethod
+    def forward(ctx, query, key, value, bias, sink, inputs, plan):
+        ctx.save_for_backward(query, key, value, bias, sink)
+        ctx.inputs, ctx.plan = inputs, plan
+        ctx.random = (torch.get_rng_state(), get_device_states(query)) if inputs.dropout else None
+        return _block_by_block(inputs, plan)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
+        tensors = ctx.saved_tensors
+        # Many small gradients meet in one place: half precision would lose them.
+        sums = [
+            torch.zeros_like(each, dtype=torch.promote_types(each.dtype, torch.float32)) if needed else None
+            for each, needed in zip(tensors, ctx.needs_input_grad, strict=False)
+        ]
+        with own_precision(tensors[0]), _as_in_forward(ctx.random):
+            for rows, columns in ctx.plan:
+                _add_gradients(ctx.inputs, tensors, sums, rows, columns, gradient)
+        found = [None if total is None else total.to(each.dtype) for each, total in zip(tensors, sums, strict=True)]
+        return *found, None, None
 
 
-def _cut_and_attend(
+def _add_gradients(
     inputs: Inputs,
+    tensors: Sequence[Tensor | None],
+    sums: Sequence[Tensor | None],
     rows: range,
     columns: range,
-    query: Tensor,
-    bias: Tensor | Callable[[range, range], Tensor] | None,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-) -> Tensor:
-    # Mask, bias by rule and glued keys are made in here, so that the backward pass makes them anew and none is kept.
-    block = replace(
-        inputs,
-        query=query,
-        key=_glue(keys, inputs.key),
-        value=_glue(values, inputs.value),
-        mask=inputs.seen(rows, columns),
-        causal=False,
-        bias=cut(bias, range(len(rows)), columns) if isinstance(bias, Tensor) else inputs.added(rows, columns),
+    gradient: Tensor,
+) -> None:
+    leaves = [
+        None if piece is None else piece.detach().requires_grad_(total is not None)
+        for piece, total in zip(_pieces(tensors, rows, columns), sums, strict=True)
+    ]
+    query, key, value, bias, sink = leaves
+    with torch.enable_grad():
+        block = replace(
+            inputs,
+            query=query,
+            key=key,
+            value=value,
+            mask=inputs.seen(rows, columns),
+            causal=False,
+            bias=inputs.added(rows, columns) if bias is None else bias,
+            sink=sink,
+        )
+        output = _attend(block)
+    if not output.requires_grad:  # nothing is within reach
+        return
+    wanted = [
+        (leaf, total)
+        for leaf, total in zip(leaves, _pieces(sums, rows, columns), strict=True)
+        if leaf is not None and total is not None
+    ]
+    found = torch.autograd.grad(
+        output, [leaf for leaf, _ in wanted], gradient[..., rows.start : rows.stop, :], allow_unused=True
     )
-    return _attend(block)
+    for (_, total), part in zip(wanted, found, strict=True):
+        if part is not None:
+            total.add_(part)
 
 
-def _glue(pieces: Sequence[Tensor], whole: Tensor) -> Tensor:
-    if len(pieces) == 1:
-        return pieces[0]
-    return torch.cat(tuple(pieces), dim=-2) if pieces else whole[..., :0, :]
+def _pieces(tensors: Sequence[Tensor | None], rows: range, columns: range) -> list[Tensor | None]:
+    """What a block reads of query, key, value, bias and sink; views, so that sums can be added to."""
+    query, key, value, bias, sink = tensors
+    return [
+        None if query is None else query[..., rows.start : rows.stop, :],
+        None if key is None else key[..., columns.start : columns.stop, :],
+        None if value is None else value[..., columns.start : columns.stop, :],
+        None if bias is None else cut(bias, rows, columns),
+        sink,
+    ]
+
+
+@contextmanager
+def _as_in_forward(states: tuple[Tensor, tuple[list[int], list[Tensor]]] | None) -> Iterator[None]:
+    """The random numbers of the forward pass once more, so that the same weights are dropped."""
+    if states is None:
+        yield
+        return
+    host, (devices, held) = states
+    with torch.random.fork_rng(devices):
+        torch.set_rng_state(host)
+        set_device_states(devices, held)
+        yield
