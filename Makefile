@@ -50,11 +50,10 @@ zoo: $(STAMP) ## hit and false-alarm rates on the faulty and clean models of tes
 	@$(BIN)/python -m tests.zoo $(ARGS)
 
 survey: $(STAMP) ## check tiny models of the installed transformers types
-	@test -e benchmarks/survey.py || { echo "benchmarks/survey.py is not here yet: nothing was measured"; exit 2; }
 	@$(BIN)/python -m benchmarks.survey $(ARGS)
 
 bench: $(STAMP) ## time and memory against PyTorch's own attention
-	@test -e benchmarks/bench.py || { echo "benchmarks/bench.py is not here yet: nothing was measured"; exit 2; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@$(BIN)/python -m benchmarks.bench $(ARGS)
 
 renew: $(STAMP) ## renew the picture in the README and the sessions in docs/ from real runs
