@@ -55,8 +55,18 @@ def resident_bytes(
     """
     if not STATUS.exists():
         return None
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+    with _usual_allocator(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
         return fresh.submit(_grown, torch.get_num_threads(), make, arguments, warm).result()
+
+
+@contextmanager
+def _usual_allocator() -> Iterator[None]:
+    """A process started in here has the system's allocator as it comes, whatever this one was started with."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("MALLOC_")}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
 
 
 def _grown(

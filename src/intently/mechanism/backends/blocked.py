@@ -61,7 +61,7 @@ def _block_by_block(inputs: Inputs, plan: list[tuple[range, range]]) -> Tensor:
     if len(plan) == 1:
         return _attend(inputs.block(*plan[0]))
     room = inputs.value.new_empty(*inputs.query.shape[:-2], plan[-1][0].stop - first, inputs.value.shape[-1])
-    for rows, columns in plan:
+    for rows, columns in reversed(plan):  # the largest first, in a triangle: what it leaves behind fits the others
         room[..., rows.start - first : rows.stop - first, :] = _attend(inputs.block(rows, columns))
     return room
 
@@ -127,7 +127,7 @@ class _RedoneInBackward(torch.autograd.Function):
             for each, needed in zip(tensors, ctx.needs_input_grad, strict=False)
         ]
         with own_precision(tensors[0]), _as_in_forward(ctx.random):
-            for rows, columns in ctx.plan:
+            for rows, columns in reversed(ctx.plan):  # as in the forward pass, which draws what dropout drops
                 _add_gradients(ctx.inputs, tensors, sums, rows, columns, gradient)
         found = [None if total is None else total.to(each.dtype) for each, total in zip(tensors, sums, strict=True)]
         return *found, None, None
