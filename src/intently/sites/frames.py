@@ -15,7 +15,9 @@ _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent.parent)
 # These stand between a module and its caller, where a fast path is shadowed or flex attention watched.
 _TRACING = (str(Path(_HERE) / "sites" / "trace.py"), str(Path(_HERE) / "sites" / "flex.py"))
-_DEMO = str(Path(_HERE) / "demo")  # the one part of this package that plays the user
+_MECHANISM = str(Path(_HERE) / "mechanism")  # a library to models that are built from it, as torch is
+# Parts of this package that play the user: a model's modules come from there.
+_PLAYING = (str(Path(_HERE) / "demo"), str(Path(_MECHANISM) / "layers"))
 
 
 class Names:
@@ -42,10 +44,11 @@ def locate(names: Names) -> tuple[str, Source | None]:
     while frame is not None and (path is None or source is None):
         code = frame.f_code
         file = code.co_filename
-        ours = file.startswith(_HERE) and not file.startswith(_DEMO)
+        ours = file.startswith(_HERE) and not file.startswith((*_PLAYING, _MECHANISM))
         if ours and not file.startswith(_TRACING):
             break  # beyond the call of the model lies whoever asked for the check
-        theirs = not ours and not file.startswith((_TORCH, "<")) and "/einops/" not in file
+        library = file.startswith((_TORCH, _MECHANISM, "<")) or "/einops/" in file
+        theirs = not ours and (not library or file.startswith(_PLAYING))
         if source is None and theirs:
             source = Source(file, frame.f_lineno)
         if path is None and not ours and code.co_argcount:

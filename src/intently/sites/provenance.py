@@ -193,10 +193,13 @@ def _broadcast(index: Tensor, shape: torch.Size) -> Tensor | None:
 
 
 def is_weight(node: Node) -> bool:
-    """True for a parameter, moved or cast at most: the fixed side of a projection."""
+    """True for a parameter, moved or cast at most: the fixed side of a projection.
+
+    A matrix that no argument and no call made counts as one: functions keep their weights in dictionaries and closures.
+    """
     while True:
         if node.leaf is not None:
-            return node.leaf.startswith("parameter:") or node.leaf.startswith("buffer:")
+            return node.leaf.startswith(("parameter:", "buffer:")) or (node.leaf == "constant" and len(node.shape) == 2)
         if node.name not in MOVES and node.name not in COPIES and node.name != "alias":
             return False
         if not node.inputs:
