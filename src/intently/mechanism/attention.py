@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
 from intently._typing import Bool, Float
 from intently.masks import Mask
-from intently.mechanism.backends.choice import RUN, Backend, Choice, Verdict, choose, verdicts
+from intently.mechanism.backends.choice import RUN, Choice, Verdict, choose, verdicts
 from intently.mechanism.backends.stages import Stages, every_stage
 from intently.mechanism.door import Bias, admit, own_precision
+from intently.mechanism.options import Backend, StageOptions
 
 
 def attention(
@@ -72,13 +75,7 @@ def stages(
     query: Float[Tensor, "*lead query width"],
     key: Float[Tensor, "*kv_lead key width"],
     value: Float[Tensor, "*kv_lead key value_width"],
-    *,
-    mask: Mask | Bool[Tensor, "*mask_axes"] | None = None,
-    bias: Float[Tensor, "*bias_axes"] | Bias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "*sink_axes"] | float | None = None,
-    dropout: float = 0.0,
+    **options: Unpack[StageOptions],
 ) -> Stages:
     """Everything `attention(..., backend="stages")` computes on its way; its output is the same bit for bit.
 
@@ -90,9 +87,7 @@ def stages(
     (tensor([[[4., 4.]]]), tensor([[[2., 2.]]]), tensor([[[0.5000, 0.5000]]]), tensor([[[3.]]]))
     """
     with own_precision(query):
-        inputs = admit(
-            query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout
-        )
+        inputs = admit(query, key, value, **options)
         return Stages(*(inputs.leave(each) for each in every_stage(inputs)))
 
 
@@ -101,13 +96,8 @@ def choose_backend(
     key: Float[Tensor, "*kv_lead key width"],
     value: Float[Tensor, "*kv_lead key value_width"],
     *,
-    mask: Mask | Bool[Tensor, "*mask_axes"] | None = None,
-    bias: Float[Tensor, "*bias_axes"] | Bias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "*sink_axes"] | float | None = None,
-    dropout: float = 0.0,
     backend: Backend = "auto",
+    **options: Unpack[StageOptions],
 ) -> Choice:
     """Which backend `attention` takes for these arguments, and why.
 
@@ -123,21 +113,14 @@ def choose_backend(
     >>> choose_backend(long, long, long, mask=Mask.causal() & Mask.window(256))
     Choice(name='blocked', reason='the mask leaves 9% of 4096 × 4096 pairs within reach')
     """
-    inputs = admit(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
-    return choose(inputs, backend)
+    return choose(admit(query, key, value, **options), backend)
 
 
 def explain_backends(
     query: Float[Tensor, "*lead query width"],
     key: Float[Tensor, "*kv_lead key width"],
     value: Float[Tensor, "*kv_lead key value_width"],
-    *,
-    mask: Mask | Bool[Tensor, "*mask_axes"] | None = None,
-    bias: Float[Tensor, "*bias_axes"] | Bias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "*sink_axes"] | float | None = None,
-    dropout: float = 0.0,
+    **options: Unpack[StageOptions],
 ) -> list[Verdict]:
     """What every backend says to these arguments: whether it can, and why not or at what price.
 
@@ -151,5 +134,4 @@ def explain_backends(
     fused   False torch's fused call has no softcap
     blocked True  15% of 1024 × 1024 pairs lie within reach of the mask
     """
-    inputs = admit(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
-    return verdicts(inputs)
+    return verdicts(admit(query, key, value, **options))

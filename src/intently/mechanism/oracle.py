@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from intently._typing import Bool, Float
-from intently.masks import Mask
+from intently._typing import Float
 from intently.mechanism.backends.stages import Stages
-from intently.mechanism.door import Bias, Inputs, admit, own_precision
+from intently.mechanism.door import Inputs, admit, own_precision
+from intently.mechanism.options import TruthOptions
 
 
 def reference(
     query: Float[Tensor, "*lead query width"],
     key: Float[Tensor, "*kv_lead key width"],
     value: Float[Tensor, "*kv_lead key value_width"],
-    *,
-    mask: Mask | Bool[Tensor, "*mask_axes"] | None = None,
-    bias: Float[Tensor, "*bias_axes"] | Bias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "*sink_axes"] | float | None = None,
+    **options: Unpack[TruthOptions],
 ) -> Stages:
     """The truth that everything else is held against: `attention` in float64, by exp and sum, with every stage.
 
@@ -38,7 +35,7 @@ def reference(
     tensor([[[1., 1., 1., 1.]]], dtype=torch.float64)
     """
     with own_precision(query):
-        inputs = admit(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
+        inputs = admit(query, key, value, **options)
         return Stages(*(inputs.leave(each) for each in _written_out(inputs)))
 
 
@@ -46,12 +43,7 @@ def torch_math(
     query: Float[Tensor, "*lead query width"],
     key: Float[Tensor, "*kv_lead key width"],
     value: Float[Tensor, "*kv_lead key value_width"],
-    *,
-    mask: Mask | Bool[Tensor, "*mask_axes"] | None = None,
-    bias: Float[Tensor, "*bias_axes"] | Bias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "*sink_axes"] | float | None = None,
+    **options: Unpack[TruthOptions],
 ) -> Float[Tensor, "*lead query value_width"]:
     """The output of `attention` in float64 through torch's math path, a second witness when `reference` is doubted.
 
@@ -65,7 +57,7 @@ def torch_math(
     tensor(0.8176, dtype=torch.float64)
     """
     with own_precision(query):
-        inputs = admit(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
+        inputs = admit(query, key, value, **options)
         return inputs.leave(_by_torch(inputs, torch.float64))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from tests.mechanism import every_form
@@ -38,6 +40,7 @@ SOUND = Form(
     stages=mean,
     blind="blind",
     sizes=every_form.Sizes(queries=5, keys=5),
+    projects=True,  # its mixture is a bare matrix product
 )
 
 test_a_sound_form_passes = every_form.every_check(SOUND)
@@ -83,6 +86,7 @@ def wrongly_annotated(
             "autocast_keeps_the_values",
             {"call": lambda states, mask=None: mean(states, mask) + 9 * torch.is_autocast_enabled("cpu")},
         ),
+        ("autocast_keeps_the_values", {"projects": False}),
         ("edges_equal_the_oracle", {"call": lambda states, mask=None: mean(states, mask) / (states.shape[-1] != 1)}),
         ("annotations_hold", {"call": wrongly_annotated}),
         ("blind_rows_are_zero", {"call": nan_gradient}),
@@ -96,3 +100,28 @@ def wrongly_annotated(
 def test_a_broken_form_is_caught(check, broken):
     with pytest.raises((AssertionError, RuntimeError, TypeError)):
         getattr(every_form, check)(replace(SOUND, **broken))
+
+
+def dot_product(query, key, value, inside=torch.float32):
+    exact = torch.float64 if query.dtype == torch.float64 else inside
+    scores = query.to(exact) @ key.to(exact).mT / query.shape[-1] ** 0.5
+    return (scores.softmax(-1).to(exact) @ value.to(exact)).to(value.dtype)
+
+
+def dot_product_in_numpy(query, key, value):
+    shares = np.exp(query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1]))
+    return shares / shares.sum(-1, keepdims=True) @ value
+
+
+def three(draw, sizes):
+    lengths = {"query": sizes.queries, "key": sizes.keys, "value": sizes.keys}
+    return {name: draw.normal(sizes.batch, sizes.heads, length, sizes.width) for name, length in lengths.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_softmax_in_half_precision_is_caught(dtype):
+    check = getattr(every_form, f"{str(dtype).removeprefix('torch.')}_keeps_the_values")
+    sound = Form("dot product", dot_product, dot_product_in_numpy, three, wrong={})
+    check(sound)
+    with pytest.raises(AssertionError, match="lifted"):
+        check(replace(sound, call=partial(dot_product, inside=dtype)))

@@ -57,8 +57,9 @@ WRONG = {
     ),
     "rotary part first": lambda query, **rest: latent_attention(query.roll(ROTARY, dims=-1), **rest),
 }
-# Keys and values are rounded once more than elsewhere, when they are unpacked.
-UNPACKED = Form("unpacked", latent_attention, in_numpy, tensors, wrong=WRONG, options=options, blind="blind", ulps=32)
+UNPACKED = Form(
+    "unpacked", latent_attention, in_numpy, tensors, wrong=WRONG, options=options, blind="blind", projects=True
+)
 ABSORBED = Form(
     "absorbed",
     partial(latent_attention, absorbed=True),
@@ -71,7 +72,7 @@ ABSORBED = Form(
     },
     options=options,
     blind="blind",
-    ulps=32,
+    projects=True,
 )
 
 
@@ -129,8 +130,7 @@ FROM_STATES = Form(
     },
     options=lambda draw, sizes: {"plain": {"heads": sizes.heads}},
     sizes=Sizes(queries=5, keys=5),
-    # Five projections and two norms, each rounded.
-    ulps=64,
+    projects=True,
 )
 
 test_latent = every_check(UNPACKED, ABSORBED, FROM_STATES)

@@ -93,6 +93,7 @@ MULTI_HEAD = Form(
     },
     options=self_options,
     sizes=Sizes(queries=5, keys=5),
+    projects=True,
 )
 
 
@@ -132,6 +133,7 @@ CROSS = Form(
     cross_tensors,
     wrong={"own states as memory": own_states_as_memory},
     options=cross_options,
+    projects=True,
 )
 
 test_multi_head = every_check(MULTI_HEAD, CROSS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from torch import Tensor
 
@@ -14,10 +14,8 @@ from intently.mechanism.backends.flex import by_flex, flex_obstacle
 from intently.mechanism.backends.fused import by_fused, fused_obstacle, widened
 from intently.mechanism.backends.stages import by_stages
 from intently.mechanism.door import Inputs
+from intently.mechanism.options import Backend, Name
 from intently.mechanism.oracle import by_math, by_oracle
-
-Name = Literal["stages", "fused", "blocked", "flex", "math", "oracle"]
-Backend = Literal["auto", "stages", "fused", "blocked", "flex", "math", "oracle"]
 
 LONG = 2**20
 """Pairs of query and key, 1024 × 1024, from which cutting the work up is worth its calls."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from intently._typing import Float
 from intently.mechanism.door import show
 from intently.mechanism.forms.by_scores import at_least_float32, attention_by_scores
-from intently.mechanism.forms.options import ScoreOptions
+from intently.mechanism.options import ScoreOptions
 
 
 def additive_attention(

@@ -10,7 +10,7 @@ from torch import Tensor
 from intently._typing import Float
 from intently.mechanism.attention import attention
 from intently.mechanism.door import Bias
-from intently.mechanism.forms.options import BiaslessOptions
+from intently.mechanism.options import BiaslessOptions
 
 
 def attention_by_scores(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from intently._typing import Float
 from intently.mechanism.forms.multi_head import Projections, attend_between
-from intently.mechanism.forms.options import Options
+from intently.mechanism.options import Options
 
 
 def cross_attention(

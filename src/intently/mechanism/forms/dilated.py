@@ -9,7 +9,8 @@ from torch import Tensor
 
 from intently._typing import Bool, Float
 from intently.mechanism.door import show
-from intently.mechanism.forms.tiles import StageOptions, TileOptions, Tiles, attend_in_parts, attend_in_tiles
+from intently.mechanism.forms.tiles import Tiles, attend_in_parts, attend_in_tiles
+from intently.mechanism.options import TileOptions, TileStageOptions
 
 
 def dilated_attention(
@@ -76,7 +77,7 @@ def strided_attention(
     *,
     stride: int,
     keep: Bool[Tensor, "*batch key"] | None = None,
-    **options: Unpack[StageOptions],
+    **options: Unpack[TileStageOptions],
 ) -> Float[Tensor, "*lead length value_width"]:
     """Causal; each query sees the `stride` latest keys, its own among them, and before those every `stride`-th.
 

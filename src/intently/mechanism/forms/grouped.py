@@ -9,7 +9,7 @@ from torch import Tensor
 from intently._typing import Float
 from intently.mechanism.attention import attention
 from intently.mechanism.door import show
-from intently.mechanism.forms.options import Options
+from intently.mechanism.options import Options
 
 
 def grouped_attention(

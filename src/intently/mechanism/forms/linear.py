@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from intently._typing import Bool, Float
-from intently.mechanism.door import Inputs, admit, show
+from intently.mechanism.door import Inputs, admit, own_precision, show
 from intently.mechanism.forms.grouped import share_heads
 
 _BLOCK = 64  # tokens compared with each other directly; the sums hand on the rest
@@ -74,16 +74,17 @@ def linear_attention(
     tensor([  1.0000,   5.5000,  62.2000, 218.5000])
     """
     inputs = admit(query, key, value)
-    query, key, value = _featured(inputs, keep)
-    if causal:
-        if query.shape[-2] != key.shape[-2]:
-            raise ValueError(
-                f"linear_attention: causal needs as many queries as keys, there are {query.shape[-2]} and "
-                f"{key.shape[-2]}. Continuing a sequence? Hand its sums to linear_attention_step"
-            )
-        mixed = _causal(query, key, value)
-    else:
-        mixed = _divide(query @ (key.mT @ value), (query * key.sum(-2, keepdim=True)).sum(-1, keepdim=True))
+    if causal and inputs.queries != inputs.keys:
+        raise ValueError(
+            f"linear_attention: causal needs as many queries as keys, there are {inputs.queries} and {inputs.keys}. "
+            "Continuing a sequence? Hand its sums to linear_attention_step"
+        )
+    with own_precision(query):
+        query, key, value = _featured(inputs, keep)
+        if causal:
+            mixed = _causal(query, key, value)
+        else:
+            mixed = _divide(query @ (key.mT @ value), (query * key.sum(-2, keepdim=True)).sum(-1, keepdim=True))
     return inputs.leave(mixed.to(inputs.value.dtype))
 
 
@@ -115,13 +116,14 @@ def linear_attention_step(
     277.75
     """
     inputs = admit(query, key, value)
-    query, key, value = _featured(inputs, None)
-    if query.shape[-2] != key.shape[-2]:
+    if inputs.queries != inputs.keys:
         raise ValueError(
-            f"linear_attention_step: {query.shape[-2]} queries and {key.shape[-2]} keys; the new tokens only are needed, "
+            f"linear_attention_step: {inputs.queries} queries and {inputs.keys} keys; the new tokens only are needed, "
             "for the sums hold the earlier ones"
         )
-    output, sums = _advance(query, key, value, sums or _nothing_yet(query, value))
+    with own_precision(query):
+        query, key, value = _featured(inputs, None)
+        output, sums = _advance(query, key, value, sums or _nothing_yet(query, value))
     return inputs.leave(output.to(inputs.value.dtype)), sums
 
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
 from intently._typing import Float
 from intently.masks import Mask
-from intently.mechanism.attention import Backend, attention
-from intently.mechanism.door import Bias
-
-
-class LocalOptions(TypedDict, total=False):
-    """Keyword arguments of `attention`, with its meaning, defaults and errors."""
-
-    bias: Bias | Tensor | None
-    scale: float | None
-    softcap: float | None
-    sink: Tensor | float | None
-    dropout: float
+from intently.mechanism.attention import attention
+from intently.mechanism.options import Backend, LocalOptions
 
 
 def local_attention(

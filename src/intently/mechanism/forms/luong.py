@@ -10,7 +10,7 @@ from intently._typing import Float
 from intently.mechanism.attention import attention
 from intently.mechanism.door import show
 from intently.mechanism.forms.additive import additive_attention
-from intently.mechanism.forms.options import ScoreOptions
+from intently.mechanism.options import ScoreOptions
 
 
 def luong_dot(

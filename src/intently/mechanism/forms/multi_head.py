@@ -12,7 +12,7 @@ from intently._typing import Float
 from intently.mechanism.aggregate import merge_heads
 from intently.mechanism.attention import attention
 from intently.mechanism.door import show
-from intently.mechanism.forms.options import Options
+from intently.mechanism.options import Options
 from intently.mechanism.project import project
 
 

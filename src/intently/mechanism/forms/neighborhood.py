@@ -13,7 +13,8 @@ from intently._typing import Bool, Float, Int
 from intently.masks import Mask
 from intently.mechanism.attention import Stages
 from intently.mechanism.door import show
-from intently.mechanism.forms.tiles import StageOptions, TileOptions, Tiles, attend_in_tiles, stages_in_tiles
+from intently.mechanism.forms.tiles import Tiles, attend_in_tiles, stages_in_tiles
+from intently.mechanism.options import TileOptions, TileStageOptions
 
 Border = Literal["inward", "clip"]
 
@@ -96,7 +97,7 @@ def neighborhood_stages(
     border: Border = "inward",
     relative: Float[Tensor, "*heads_offsets"] | None = None,
     keep: Bool[Tensor, "*batch key"] | None = None,
-    **options: Unpack[StageOptions],
+    **options: Unpack[TileStageOptions],
 ) -> Stages:
     """The stages of `neighborhood_attention`, `[*batch, heads, query, neighbor]`: column n is key `neighbors(...)[i, n]`.
 

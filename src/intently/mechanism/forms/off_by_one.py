@@ -8,7 +8,7 @@ from torch import Tensor
 
 from intently._typing import Float
 from intently.mechanism.attention import attention
-from intently.mechanism.forms.options import SinklessOptions
+from intently.mechanism.options import SinklessOptions
 
 
 def sink_attention(

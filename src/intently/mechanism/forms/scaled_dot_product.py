@@ -7,7 +7,7 @@ from torch import Tensor
 from intently._typing import Bool, Float
 from intently.masks import Mask
 from intently.mechanism.aggregate import aggregate
-from intently.mechanism.door import admit
+from intently.mechanism.door import admit, own_precision
 from intently.mechanism.mask_scale import mask_scale
 from intently.mechanism.normalize import normalize
 from intently.mechanism.score import score
@@ -66,8 +66,9 @@ def scaled_dot_product(
     tensor([[218.5000]])
     """
     inputs = admit(query, key, value, mask=mask)
-    scores = score(inputs.query, inputs.key)
-    logits = mask_scale(scores, scale=inputs.scale, mask=inputs.seen())
-    weights = normalize(logits)
-    output = aggregate(weights, inputs.value)
+    with own_precision(query):  # autocast would round the scores
+        scores = score(inputs.query, inputs.key)
+        logits = mask_scale(scores, scale=inputs.scale, mask=inputs.seen())
+        weights = normalize(logits)
+        output = aggregate(weights, inputs.value)
     return inputs.leave(output)

@@ -14,7 +14,7 @@ from intently._typing import Bool, Float, Int
 from intently.masks import Mask
 from intently.mechanism.attention import attention
 from intently.mechanism.door import admit, show
-from intently.mechanism.forms.tiles import TileOptions
+from intently.mechanism.options import TileOptions
 
 
 def shifted_window_attention(

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from intently._typing import Bool, Float, Int
 from intently.mechanism.aggregate import aggregate
-from intently.mechanism.attention import Backend, Stages, attention, stages
+from intently.mechanism.attention import Stages, attention, stages
 from intently.mechanism.door import Inputs, admit, own_precision
 from intently.mechanism.mask_scale import mask_scale
 from intently.mechanism.normalize import normalize
+from intently.mechanism.options import TileOptions, TileStageOptions
 from intently.mechanism.score import score
-
-
-class StageOptions(TypedDict, total=False):
-    """Keyword arguments of `attention` that need no layout in tiles, with its meaning, defaults and errors."""
-
-    scale: float | None
-    softcap: float | None
-    sink: Float[Tensor, " heads"] | float | None
-    dropout: float
-
-
-class TileOptions(StageOptions, total=False):
-    """The same with the choice of a backend."""
-
-    backend: Backend
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +129,7 @@ def stages_in_tiles(
     tiles: Tiles,
     bias: Float[Tensor, "tile heads query key"] | None = None,
     keep: Bool[Tensor, "*batch key"] | None = None,
-    **options: Unpack[StageOptions],
+    **options: Unpack[TileStageOptions],
 ) -> Stages:
     """What `attend_in_tiles` computes on its way; column c of a row is entry c of `tiles.key`, not key c."""
     inputs = admit(query, key, value)
@@ -157,7 +143,7 @@ def attend_in_parts(
     value: Float[Tensor, "*kv_lead length value_width"],
     parts: Sequence[Tiles],
     keep: Bool[Tensor, "*batch key"] | None = None,
-    **options: Unpack[StageOptions],
+    **options: Unpack[TileStageOptions],
 ) -> Float[Tensor, "*lead length value_width"]:
     """One softmax over keys that no one tiling holds: each part brings its own; a key is to be seen in one part only."""
     with own_precision(query):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from intently._typing import Bool, Float
 from intently.masks import Mask
 from intently.mechanism.attention import attention, stages
-from intently.mechanism.backends.choice import Backend
 from intently.mechanism.backends.stages import Stages
 from intently.mechanism.door import Bias
+from intently.mechanism.options import Backend
 
 CAUSAL = Mask.causal()
 

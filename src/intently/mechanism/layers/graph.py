@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from intently._typing import Float, Int
 from intently.mechanism.aggregate import merge_heads
 from intently.mechanism.attention import Stages
 from intently.mechanism.door import show
-from intently.mechanism.forms.gat import gat_attention, gat_stages, gatv2_attention, gatv2_stages
+from intently.mechanism.forms.gat import gat_stages, gatv2_stages
 from intently.mechanism.forms.graph import with_self_loops
 from intently.mechanism.project import split_heads
 
@@ -20,8 +21,14 @@ State = dict[str, Tensor]
 Merge = Literal["concat", "mean"]
 
 
-class _OverEdges(nn.Module):
+class _OverEdges(nn.Module, ABC):
     """What both layers do around their scores: self-loops before, merging the heads and adding a bias after."""
+
+    _stages: Callable[..., Stages]  # the form, as a static method
+
+    @abstractmethod
+    def _arguments(self, states: Tensor, edge_index: Tensor, edge: Tensor | None) -> dict[str, Any]:
+        """What the form takes."""
 
     def __init__(
         self, width: int, heads: int, merge: Merge, self_loops: bool, bias: bool, slope: float, dropout: float
@@ -42,12 +49,35 @@ class _OverEdges(nn.Module):
         """The edges that the layer reads along, in the order of its weights: with `self_loops` one per node is added."""
         return with_self_loops(edge_index, nodes, edge) if self.self_loops else (edge_index, edge)
 
-    def _dropped(self) -> float:
-        return self.dropout if self.training else 0.0
+    def forward(
+        self,
+        states: Float[Tensor, "*batch node features"],
+        edge_index: Int[Tensor, "2 edge"],
+        edge: Float[Tensor, "edge edge_features"] | None = None,
+    ) -> Float[Tensor, "*batch node merged"]:
+        """Let every node read from the sources of its edges.
 
-    def _merged(self, output: Float[Tensor, "*batch heads node width"]) -> Float[Tensor, "*batch node features"]:
+        Args:
+            states: `[*batch, nodes, features]`.
+            edge_index: int64 `[2, edges]`, row 0 the sources, row 1 the targets; one graph for the whole batch.
+            edge: `[edges, edge_features]`.
+
+        Raises:
+            TypeError, ValueError: widths or edges that do not fit, edge features where there should be none.
+        """
+        dropout = self.dropout if self.training else 0.0
+        output = self._stages(**self._arguments(states, edge_index, edge), dropout=dropout).output
         merged = merge_heads(output) if self.merge == "concat" else output.mean(dim=-3)
         return merged if self.bias is None else merged + self.bias
+
+    def stages(
+        self,
+        states: Float[Tensor, "*batch node features"],
+        edge_index: Int[Tensor, "2 edge"],
+        edge: Float[Tensor, "edge edge_features"] | None = None,
+    ) -> Stages:
+        """The weight of every edge, `[*batch, heads, edge]`, in the order of `edges(...)`; heads not merged yet."""
+        return self._stages(**self._arguments(states, edge_index, edge))
 
     def _check(self, states: Tensor, edge: Tensor | None, project: nn.Linear, edge_project: nn.Linear | None) -> None:
         who = type(self).__name__
@@ -86,6 +116,8 @@ class GraphAttention(_OverEdges):
     torch.Size([3, 8])
     """
 
+    _stages = staticmethod(gat_stages)
+
     def __init__(
         self,
         features: int,
@@ -106,33 +138,6 @@ class GraphAttention(_OverEdges):
         self.edge_project = None if edge_features is None else nn.Linear(edge_features, heads * width, bias=False)
         self.edge_weight = None if edge_features is None else nn.Parameter(torch.empty(heads, width))
         _spread(self)
-
-    def forward(
-        self,
-        states: Float[Tensor, "*batch node features"],
-        edge_index: Int[Tensor, "2 edge"],
-        edge: Float[Tensor, "edge edge_features"] | None = None,
-    ) -> Float[Tensor, "*batch node merged"]:
-        """Let every node read from the sources of its edges.
-
-        Args:
-            states: `[*batch, nodes, features]`.
-            edge_index: int64 `[2, edges]`, row 0 the sources, row 1 the targets; one graph for the whole batch.
-            edge: `[edges, edge_features]`.
-
-        Raises:
-            TypeError, ValueError: widths or edges that do not fit, edge features where there should be none.
-        """
-        return self._merged(gat_attention(**self._arguments(states, edge_index, edge), dropout=self._dropped()))
-
-    def stages(
-        self,
-        states: Float[Tensor, "*batch node features"],
-        edge_index: Int[Tensor, "2 edge"],
-        edge: Float[Tensor, "edge edge_features"] | None = None,
-    ) -> Stages:
-        """The weight of every edge, `[*batch, heads, edge]`, in the order of `edges(...)`; heads not merged yet."""
-        return gat_stages(**self._arguments(states, edge_index, edge))
 
     def _arguments(self, states: Tensor, edge_index: Tensor, edge: Tensor | None) -> dict[str, Any]:
         self._check(states, edge, self.project, self.edge_project)
@@ -174,6 +179,8 @@ class GraphAttentionV2(_OverEdges):
     torch.Size([3, 4])
     """
 
+    _stages = staticmethod(gatv2_stages)
+
     def __init__(
         self,
         features: int,
@@ -193,24 +200,6 @@ class GraphAttentionV2(_OverEdges):
         self.edge_project = None if edge_features is None else nn.Linear(edge_features, heads * width, bias=False)
         self.weight = nn.Parameter(torch.empty(heads, width))
         _spread(self)
-
-    def forward(
-        self,
-        states: Float[Tensor, "*batch node features"],
-        edge_index: Int[Tensor, "2 edge"],
-        edge: Float[Tensor, "edge edge_features"] | None = None,
-    ) -> Float[Tensor, "*batch node merged"]:
-        """Let every node read from the sources of its edges; arguments and errors as in `GraphAttention`."""
-        return self._merged(gatv2_attention(**self._arguments(states, edge_index, edge), dropout=self._dropped()))
-
-    def stages(
-        self,
-        states: Float[Tensor, "*batch node features"],
-        edge_index: Int[Tensor, "2 edge"],
-        edge: Float[Tensor, "edge edge_features"] | None = None,
-    ) -> Stages:
-        """The weight of every edge, `[*batch, heads, edge]`, in the order of `edges(...)`; heads not merged yet."""
-        return gatv2_stages(**self._arguments(states, edge_index, edge))
 
     def _arguments(self, states: Tensor, edge_index: Tensor, edge: Tensor | None) -> dict[str, Any]:
         self._check(states, edge, self.source, self.edge_project)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from intently._typing import Float
 from intently.mechanism.aggregate import merge_heads
-from intently.mechanism.attention import Backend, Stages
+from intently.mechanism.attention import Stages
 from intently.mechanism.door import show
 from intently.mechanism.forms.neighborhood import Border, neighborhood_attention, neighborhood_stages
+from intently.mechanism.options import Backend
 from intently.mechanism.project import split_heads
 
 State = dict[str, Tensor]

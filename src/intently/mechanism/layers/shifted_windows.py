@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from intently._typing import Float
 from intently.mechanism.attention import stages
-from intently.mechanism.backends.choice import Backend
 from intently.mechanism.backends.stages import Stages
 from intently.mechanism.forms.shifted import relative_position_bias, shifted_window_attention, shifted_windows
+from intently.mechanism.options import Backend
 
 
 class AttendShiftedWindows(nn.Module):
