@@ -362,18 +362,25 @@ def test_stages_end_in_the_same_bits_as_attention(form):
 @pytest.mark.parametrize("backend", ["stages", "fused", "blocked", "math", "oracle"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_reduced_precision_keeps_masked_rows_safe(dtype, backend):
-    # Error against float64 on the same rounded inputs: a few units in the last place of numbers of size 1.
-    bound = 8 * torch.finfo(dtype).eps
+    # Error against float64 on the same rounded inputs, in units of the largest result.
+    bound = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps
     for form in FORMS:
         if backend == "fused" and not form.fuses():
             continue
         rules = {k: (lambda i, j, rule=v: rule(i, j).to(dtype)) for k, v in form.options.items() if callable(v)}
         options = {k: v.to(dtype) if k == "bias" and k not in rules else v for k, v in form.options.items()} | rules
         tensors = [tensor.to(dtype) for tensor in form.tensors]
-        output = attention(*tensors, **options, backend=backend)
-        assert output.dtype == dtype
-        error = (output.double() - reference(*tensors, **options).output).abs().max().item()
-        assert error < bound, (form.name, error, bound)
+        for given in (tensors, *([lifted(*tensors)] if dtype != torch.float32 else [])):
+            output = attention(*given, **options, backend=backend)
+            assert output.dtype == dtype
+            truth = reference(*given, **options).output
+            error = (output.double() - truth).abs().max() / truth.abs().max().clamp_min(1.0)
+            assert error < bound, (form.name, error.item(), bound)
+
+
+def lifted(query, key, value):
+    """A part common to all queries and keys, which cancels in the softmax; scores in half precision drown in it."""
+    return *((each + 12 * (torch.arange(each.shape[-1]) == 0)).to(each.dtype) for each in (query, key)), value
 
 
 def test_grouped_heads_equal_repeated_ones():
