@@ -142,7 +142,7 @@ class Trial:
         """One forward; through the edits when there are any."""
         self.progress()
         if self.edits:
-            return self.runner.traced(batch, switch, seed=seed, edits=self._bound(batch), keep=False)[0]
+            return self.runner.edited(batch, switch, seed=seed, edits=self._bound(batch))
         return self.runner.output(batch, switch, seed=seed)
 
     def output(self, condition: Condition, *, seed: int = 0) -> Tensor:

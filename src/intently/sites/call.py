@@ -45,8 +45,8 @@ class Call:
     replaced: bool = False
     folded: bool = False
 
-    def replace(self, change: Replacement, result: Tensor) -> Tensor:
-        """The call's output after an edit, in the model's layout; the site then describes the edited call."""
+    def replace(self, change: Replacement, result: Tensor, *, describe: bool) -> Tensor:
+        """The call's output after an edit, in the model's layout; the site may then describe the edited call."""
         site, tensors = self.site, self.site.tensors
         assert tensors is not None
         self.replaced = True
@@ -60,6 +60,8 @@ class Call:
             factor = tensors.weights.sum(-1, keepdim=True) if site.deferred else 1.0
             output = tensors.aggregate(weights * factor).to(result.dtype).reshape(result.shape)
             kept = replace(tensors, weights=weights, logits=change.logits, output=output)
+        if not describe:
+            return output
         self.site = described(replace(site, tensors=kept, rows=change.rows or site.rows, repaired=True), dropped=False)
         self.site = replace(self.site, dropout=site.dropout if change.dropout is None else change.dropout)
         return output

@@ -34,8 +34,9 @@ def fit_scale(scores: Tensor, logits: Tensor) -> Fit:
     slopes, shared = [], []
     for head in range(heads):
         s, g = scores[:, head], logits[:, head]
-        slope = _median_slope(s, g)
-        if slope is not None and _clean(s, g, slope):
+        pairs = _pairs(s, g)
+        slope = _median_ratio(*pairs)
+        if slope is not None and _clean(*pairs, slope):
             slopes.append(slope)
             shared.append(False)
             continue
@@ -122,11 +123,6 @@ def _fills(g: Tensor) -> Tensor:
     return torch.isin(g, often) if 0 < often.numel() <= 4 else torch.zeros_like(g, dtype=torch.bool)
 
 
-def _median_slope(s: Tensor, g: Tensor) -> float | None:
-    ds, dl = _pairs(s, g)
-    return _median_ratio(ds, dl)
-
-
 def _median_ratio(ds: Tensor, dl: Tensor) -> float | None:
     if ds.numel() == 0:
         return None
@@ -137,8 +133,8 @@ def _median_ratio(ds: Tensor, dl: Tensor) -> float | None:
     return slope if slope != 0 else None  # a row filled by one number says nothing of the factor
 
 
-def _clean(s: Tensor, g: Tensor, slope: float, *, tolerance: float = 1e-4) -> bool:
-    ds, dl = _pairs(s, g)
+def _clean(ds: Tensor, dl: Tensor, slope: float, *, tolerance: float = 1e-4) -> bool:
+    """Whether a slope explains most of the differences."""
     if ds.numel() == 0:
         return False
     off = (dl - slope * ds).abs() > tolerance * dl.abs().amax().clamp_min(1e-9)

@@ -29,9 +29,13 @@ Edit = Callable[[Site], Any]
 
 @dataclass
 class Settings:
-    """How to trace: keep the stage tensors or only describe them; edits by site name."""
+    """How to trace: keep the stage tensors or only describe them; edits by site name.
+
+    `edited_only`: the run is made for its output, so calls that nobody edits are not described.
+    """
 
     keep: bool = False
+    edited_only: bool = False
     edits: Mapping[str, Edit] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=Sizes)
 
@@ -290,6 +294,8 @@ class Tracer(TorchFunctionMode):
         node = self._node(name, func, args, kwargs, result.shape)
         operands = self._operand_nodes(made, name, args, kwargs)
         key = self._key(path)
+        if self._passed_over(key, node, result):
+            return result
         call = assemble(
             made, index, operands, pending, result, self.settings.sizes, keep=self.settings.keep or key in self.settings.edits,
             path=path, source=source,
@@ -299,6 +305,14 @@ class Tracer(TorchFunctionMode):
         self.known.put(result, node)
         call.node = node
         return result
+
+    def _passed_over(self, key: str, node: Node, result: Tensor) -> bool:
+        """Whether a call need not be described; what follows it is told all the same that it is one."""
+        if not self.settings.edited_only or key in self.settings.edits:
+            return False
+        node.facts["product"] = None
+        self.known.put(result, node)
+        return True
 
     def _finish(self, call: AttentionCall, key: str, result: Tensor) -> Tensor:
         self.calls.append(call)
@@ -311,7 +325,7 @@ class Tracer(TorchFunctionMode):
         changed = edit(call.site)
         if changed is None:
             return result
-        return call.replace(changed, result)
+        return call.replace(changed, result, describe=not self.settings.edited_only)
 
     def _key(self, path: str) -> str:
         count = self._counts.get(path, 0)
@@ -347,6 +361,8 @@ class Tracer(TorchFunctionMode):
         path, source = locate(self.names)
         node = self._node("scaled_dot_product_attention", func, args, kwargs, result.shape)
         key = self._key(path)
+        if self._passed_over(key, node, result):
+            return result
         nodes = {k: self.known.of(v) for k, v in named.items() if isinstance(v, Tensor)}
         call = assemble_fused(
             named,
@@ -375,6 +391,8 @@ class Tracer(TorchFunctionMode):
         origins = frozenset().union(*(n.origins for n in nodes.values()))
         node = Node("flex_attention", tuple(nodes.values()), result.shape, origins)
         key = self._key(path)
+        if self._passed_over(key, node, result):
+            return result
         scale = named.get("scale")
         scale = tensors["query"].shape[-1] ** -0.5 if scale is None else float(scale)
         with torch._C.DisableTorchFunction():

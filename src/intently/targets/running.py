@@ -48,12 +48,20 @@ class Runner:
         keep: bool = True,
     ) -> tuple[Tensor, tuple[Site, ...]]:
         """The output of one traced call, perhaps with edits, and its sites."""
+        return self._run_traced(batch, switch, seed, Settings(keep, edits=edits or {}))
+
+    def edited(self, batch: Batch, switch: Switch, *, seed: int = 0, edits: Mapping[str, Edit]) -> Tensor:
+        """The output of one call with edits, nothing else being looked at."""
+        return self._run_traced(batch, switch, seed, Settings(edited_only=True, edits=edits))[0]
+
+    def _run_traced(
+        self, batch: Batch, switch: Switch, seed: int, settings: Settings
+    ) -> tuple[Tensor, tuple[Site, ...]]:
         arguments = {**batch.arguments, **switch.arguments}
         named = named_arguments(self.model, (), arguments)
         lengths = {batch.lengths[s.argument] for s in self.target.streams}
         lengths |= {s.positions(batch.lengths[s.argument]) for s in self.target.streams}
-        sizes = Sizes(batch.samples, frozenset(lengths))
-        settings = Settings(keep=keep, edits=edits or {}, sizes=sizes)
+        settings.sizes = Sizes(batch.samples, frozenset(lengths))
         with self._context(switch, seed), tracing(self.model, named, settings) as tracer:
             result = call(self.model, arguments)
         for tensor in tensors_of(result):
