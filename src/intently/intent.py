@@ -18,8 +18,8 @@ class Intent:
     `mask` is for self-attention (of the decoder, where there are two streams); None when nothing is stated. `encoder`
     is for self-attention over the source of an encoder-decoder; `memory` for cross-attention. Key padding comes with
     the inputs and is not part of an intent. `scale` is the factor between q·k and the logits: None for 1/√width of
-    the head, or a number; `scale_is_free` when the author makes no statement about it. `waived` maps a promise to the
-    reason why it is not made.
+    the head, or a number; `scales` says it for single calls, by their path; `scale_is_free` when the author makes no
+    statement about it. `waived` maps a promise to the reason why it is not made.
 
     >>> from intently import Intent, Mask
     >>> print(Intent(Mask.causal()))
@@ -32,6 +32,7 @@ class Intent:
     encoder: Mask | None = None
     memory: Mask = field(default_factory=Mask.full)
     scale: float | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
     scale_is_free: bool = False
     waived: Mapping[str, str] = field(default_factory=dict)
     origin: Origin = "stated"

@@ -21,6 +21,8 @@ def intended(trial: Trial, site: Site) -> float | None:
     scale = site.scale
     if scale is None or trial.intent.scale_is_free or scale.learned or site.head_dim == 0:
         return None
+    if site.path in trial.intent.scales:
+        return trial.intent.scales[site.path]
     if trial.intent.scale is not None:
         return trial.intent.scale
     if scale.normed:

@@ -19,6 +19,7 @@ from intently.errors import CannotCheck
 from intently.intent import Intent
 from intently.masks import Mask
 from intently.targets import huggingface_build as building
+from intently.targets import published
 from intently.targets.huggingface_inputs import Pieces, with_streams
 from intently.targets.signature import dtype_of, lengths_for, signature
 from intently.targets.target import Switch, Target, call
@@ -82,17 +83,19 @@ def folder(path: str | Path, *, seed: int = 0) -> Target:
 def from_model(model: Any) -> Target:
     """The target of a transformers model (`PreTrainedModel`) that is already there; the model itself is not changed.
 
-    Its intent is read from its configuration. A class outside transformers counts as someone's own: it is held to the
-    usual scale. Raises `CannotCheck` when no inputs are found that it accepts.
+    Its intent is read from its configuration. A model with a part of a class outside transformers counts as someone's
+    own: it is held to the factors of the released class that it is built upon, else to the usual scale. Raises
+    `CannotCheck` when no inputs are found that it accepts.
     """
     config = model.config
     model_type = str(getattr(config, "model_type", "") or "")
     with _quiet(0), _evaluating(model):
         kind = building._kind(model_type, type(model).__name__, config)
         target = _target(model, kind, type(model).__name__)
-    if type(model).__module__.startswith("transformers."):
-        return target
-    intent = dataclasses.replace(target.intent or Intent(), scale_is_free=False)
+        if not published.is_own(model):
+            return target
+        scales = published.factors(target)
+    intent = dataclasses.replace(target.intent or Intent(), scale_is_free=False, scales=scales)
     return dataclasses.replace(target, known=False, intent=intent)
 
 
@@ -105,13 +108,20 @@ def completed(target: Target) -> Target:
     return dataclasses.replace(
         known,
         streams=streams,
-        intent=target.intent or known.intent,
+        intent=_with_scales(target.intent, known.intent),
         name=target.name or known.name,
         constants={**known.constants, **target.constants},
         switches=(*known.switches, *target.switches),
         known=target.known or known.known,
         notes=(*target.notes, *known.notes),
     )
+
+
+def _with_scales(stated: Intent | None, read: Intent | None) -> Intent | None:
+    """A stated intent that says nothing of a factor takes those of the released class."""
+    if stated is None or read is None or stated.scale is not None:
+        return stated or read
+    return dataclasses.replace(stated, scales={**read.scales, **stated.scales})
 
 
 def _target(model: Any, kind: str, name: str) -> Target:
