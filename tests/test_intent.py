@@ -9,6 +9,7 @@ import torch
 
 from intently import Intent, Mask
 from intently.masks import MaskSyntaxError
+from intently.promises.cells import reach_through
 
 
 @pytest.mark.parametrize("text", ["encoder-decoder", "Encoder_Decoder", " seq2seq ", "encoder decoder"])
@@ -59,3 +60,44 @@ def test_nothing_stated():
 def test_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Intent().scale = 2.0
+
+
+WINDOW = Mask.causal() & Mask.window(4)
+
+
+def test_by_layer():
+    intent = Intent(layers=(WINDOW, WINDOW, Mask.causal(), WINDOW))
+    assert intent.mask == Mask.causal()
+    assert [intent.mask_at(f"model.layers.{n}.attn") for n in range(5)] == [WINDOW, WINDOW, Mask.causal(), WINDOW, None]
+    assert intent.mask_at("(root)#2") == Mask.causal()
+    assert intent.mask_at("model.conv1d.attn") is None
+    assert str(intent) == "causal & window(4) in layers 0–1, 3, causal in layer 2"
+    assert intent.is_windowed
+    assert intent.is_causal
+
+
+def test_layers_of_which_none_is_the_widest():
+    intent = Intent(layers=(WINDOW, Mask.causal() & Mask.chunks(3)))
+    assert torch.equal(intent.mask.matrix(9), WINDOW.matrix(9) | (Mask.causal() & Mask.chunks(3)).matrix(9))
+
+
+def test_one_mask_for_all_layers():
+    intent = Intent(WINDOW)
+    assert intent.mask_at("a.7.b") == intent.mask_at("(root)") == WINDOW
+    assert Intent().mask_at("a.0") is None
+    assert not Intent(Mask.causal()).is_windowed
+    assert str(Intent(layers=(WINDOW, WINDOW))) == str(WINDOW)
+
+
+def test_reach_through_layers():
+    """Two windows of 3 keys reach 4 back, as one of 5 does; a full layer among them reaches all."""
+    narrow = Mask.causal() & Mask.window(3)
+    two = reach_through([narrow, narrow], 9)
+    assert torch.equal(two, (Mask.causal() & Mask.window(5)).matrix(9))
+    assert torch.equal(reach_through([narrow, Mask.causal(), narrow], 9), Mask.causal().matrix(9))
+    # A chain may pass through positions that no single mask joins to the output.
+    assert torch.equal(reach_through([Mask.keys(0)], 3), Mask.keys(0).matrix(3) | torch.eye(3).bool())
+    assert torch.equal(
+        reach_through([Mask.explicit(torch.eye(3).bool().roll(1, 0)), Mask.keys(1)], 3),
+        torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1]]).bool(),
+    )

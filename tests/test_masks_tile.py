@@ -30,6 +30,7 @@ def terms(size: int) -> st.SearchStrategy[Mask]:
         st.integers(1, size).map(Mask.window),
         st.builds(Mask.window, number, number),
         number.map(Mask.prefix),
+        number.map(lambda n: Mask.chunks(n + 1)),
         st.lists(st.integers(0, size), min_size=1, max_size=3).map(lambda chosen: Mask.keys(*chosen)),
         flags.map(lambda ids: Mask.documents(ids=ids)),
         st.lists(flags, min_size=2, max_size=2).map(lambda ids: Mask.documents(ids=torch.tensor(ids))),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Literal
 
 from intently.masks import Mask
+from intently.masks.expression import runs_of, spell_run
 
 Origin = Literal["stated", "read from the configuration", "observed"]
+
+_NUMBER = re.compile(r"(?:^|[.#])(\d+)(?=[.#]|$)")
+_COMPARED = 64  # positions at which masks of several layers are held against each other
 
 
 @dataclass(frozen=True)
@@ -16,16 +23,19 @@ class Intent:
     """The meaning of a model's attention.
 
     `mask` is for self-attention (of the decoder, where there are two streams); None when nothing is stated. `encoder`
-    is for self-attention over the source of an encoder-decoder; `memory` for cross-attention. Key padding comes with
-    the inputs and is not part of an intent. `scale` is the factor between q·k and the logits: None for 1/√width of
-    the head, or a number; `scales` says it for single calls, by their path; `scale_is_free` when the author makes no
-    statement about it. `waived` maps a promise to the reason why it is not made.
+    is for self-attention over the source of an encoder-decoder; `memory` for cross-attention. Where layers differ,
+    `layers` holds the mask of each in order, and `mask` is what any of them sees. Key padding comes with the inputs and
+    is not part of an intent. `scale` is the factor between q·k and the logits: None for 1/√width of the head, or a
+    number; `scales` says it for single calls, by their path; `scale_is_free` when the author makes no statement about
+    it. `waived` maps a promise to the reason why it is not made.
 
     >>> from intently import Intent, Mask
     >>> print(Intent(Mask.causal()))
     causal
     >>> print(Intent.parse("encoder-decoder"))
     encoder-decoder: causal decoder, full encoder, full memory
+    >>> print(Intent(layers=(Mask.causal() & Mask.window(4), Mask.causal())))
+    causal & window(4) in layer 0, causal in layer 1
     """
 
     mask: Mask | None = None
@@ -36,6 +46,11 @@ class Intent:
     scale_is_free: bool = False
     waived: Mapping[str, str] = field(default_factory=dict)
     origin: Origin = "stated"
+    layers: tuple[Mask, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.layers:
+            object.__setattr__(self, "mask", _any_of(self.layers))
 
     @staticmethod
     def parse(text: str) -> Intent:
@@ -60,9 +75,52 @@ class Intent:
         seen = self.mask.matrix(12)
         return not bool(seen.triu(1).any())
 
+    def mask_at(self, path: str) -> Mask | None:
+        """The mask of the self-attention call at a site's path; None when it is not stated.
+
+        The layer of a call is the first number in its path: 1 in `model.layers.1.attn`.
+        """
+        if not self.layers:
+            return self.mask
+        number = _NUMBER.search(path)
+        layer = int(number[1]) if number else 0 if len(self.layers) == 1 else len(self.layers)
+        return self.layers[layer] if layer < len(self.layers) else None
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether some layer is meant to see only what is near: a window, a chunk, a neighborhood."""
+        masks = self.layers or ((self.mask,) if self.mask is not None else ())
+        return any(m.without_bands() != m for m in masks)
+
+    def _self_attention(self) -> str:
+        by_mask: dict[str, list[int]] = {}
+        for number, mask in enumerate(self.layers):
+            by_mask.setdefault(str(mask), []).append(number)
+        if len(by_mask) < 2:
+            return str(self.layers[0] if self.layers else self.mask)
+        return ", ".join(f"{mask} in {_numbered(numbers)}" for mask, numbers in by_mask.items())
+
     def __str__(self) -> str:
         if self.mask is None:
             return "not stated"
         if self.encoder is not None:
-            return f"encoder-decoder: {self.mask} decoder, {self.encoder} encoder, {self.memory} memory"
-        return str(self.mask)
+            return f"encoder-decoder: {self._self_attention()} decoder, {self.encoder} encoder, {self.memory} memory"
+        return self._self_attention()
+
+
+def _any_of(masks: tuple[Mask, ...]) -> Mask:
+    """What any of several masks sees: the widest of them, or all joined where none is."""
+    different = list(dict.fromkeys(masks))
+    if len(different) == 1:
+        return different[0]
+    joined = reduce(or_, different)
+    try:
+        seen = joined.matrix(_COMPARED)
+        return next((m for m in different if bool((m.matrix(_COMPARED) == seen).all())), joined)
+    except ValueError:  # a table of its own size
+        return joined
+
+
+def _numbered(layers: list[int]) -> str:
+    spelled = ", ".join(spell_run(run) for run in runs_of([n in layers for n in range(max(layers) + 1)]))
+    return f"layer{'s' if len(layers) > 1 else ''} {spelled}"

@@ -12,12 +12,15 @@ from intently.report import Cell
 
 # The first of two names for one call explains the second: an inverted mask also leaks and also hides.
 _EXPLAINS = {
-    "mask-inverted": ("padding-leak", "mask-ignored", "causal-leak", "causal-extra", "not-finite"),
-    "mask-ignored": ("padding-leak", "causal-leak", "scale-wrong-width"),
+    "mask-inverted": (
+        "padding-leak", "mask-ignored", "causal-leak", "causal-extra", "window-off-by-one", "window-ignored", "not-finite",
+    ),
+    "mask-ignored": ("padding-leak", "causal-leak", "window-ignored", "scale-wrong-width"),
+    "causal-leak": ("window-off-by-one", "window-ignored"),
     "heads-interleaved": ("causal-leak", "causal-extra", "padding-leak", "mask-ignored"),
     "softmax-wrong-axis": ("mask-ignored",),
-    "causal-extra": ("not-finite",),
-}
+    "causal-extra": ("window-off-by-one", "window-ignored", "not-finite"),
+}  # fmt: skip
 
 
 class Selection:

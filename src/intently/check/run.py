@@ -19,6 +19,7 @@ from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion
 from intently.intent import Intent
 from intently.promises import PROMISES, Condition, Trial, conditions_of
+from intently.promises.windowed import bites, telling_length
 from intently.report import Cell, Finding, Report, Severity, Verdict
 from intently.sites import Site
 from intently.targets.running import PLAIN, Runner
@@ -27,6 +28,7 @@ from intently.targets.target import Target
 
 Progress = Callable[[str, int, int], None]
 LONG = (48, 36)  # positions; tables of positions often hold 64
+MOST_FOR_A_WINDOW = 192  # positions tried at most to go beyond what the windows of all layers reach
 _LONG = "long"
 _SEVERITIES = {"error": 0, "warning": 1, "note": 2}
 _STAGE_LINES = {"project": "score", "outside": "normalize"}  # where a stage's line goes by another stage's name
@@ -62,6 +64,7 @@ class Check:
             known = {(f.fault, f.site) for f in findings}
             findings += [f for f in found if f.condition in names and (f.fault, f.site) not in known]
         longer = self._longer()
+        self.trials = [self.trial] if longer is None else [self.trial, longer]
         if longer is not None:
             more, found = self._judge(longer)
             cells += [replace(c, condition=f"{_LONG} · {c.condition}") for c in more if c.verdict != "not-applicable"]
@@ -76,7 +79,8 @@ class Check:
         free = [s for s in self.target.streams if s.length is None and s.follows is None]
         if not free or parameters(self.target) > MOST_PARAMETERS_IN_HALF or not self.sites:
             return None
-        for base in LONG:
+        needed = telling_length(self.trial, MOST_FOR_A_WINDOW) if self.intent.is_windowed else None
+        for base in (*((needed,) if needed is not None and needed > max(LONG) else ()), *LONG):
             lengths = lengths_for(self.target.streams, base)
             trial = Trial(
                 self.target, self.intent, self.trial.runner, conditions_of(self.target, self.setup.samples), lengths,
@@ -85,6 +89,8 @@ class Check:
             plain = [c for c in trial.conditions if c.switch.name == PLAIN.name and c.layout.samples > 1]
             trial.conditions = tuple(c for c in plain if "none" not in c.layout.pads.values())
             if all(_runs(trial, c) and not _ill(trial, c) for c in trial.conditions):
+                if self.intent.origin == "observed":
+                    trial.intent = observed(self.target, lengths, trial.sites(trial.conditions[0]))
                 return trial
         return None
 
@@ -328,12 +334,20 @@ class Check:
         length = self.setup.lengths[self.target.main.argument]
         if mask is None or self.intent.origin == "observed":
             return []
-        seen = mask.matrix(length)
+        notes = []
+        if self.intent.is_windowed and not any(bites(t) for t in self.trials):
+            longest = max(t.lengths[self.target.main.argument] for t in self.trials)
+            notes.append(
+                f"the window of the intent ({self.intent}) is longer than the {longest} positions tried, so it was not judged; "
+                "--length N tries longer sequences"
+            )
+        seen = mask.without_bands().matrix(length)
         earlier = ~seen & torch.ones_like(seen).tril()
         if seen.dim() == 2 and not bool(earlier.any()):
-            return []
+            return notes
         return [
-            f"of the intent {mask!s}, only later keys and pads are judged: that it hides earlier keys (a window, documents) is not"
+            *notes,
+            f"of the intent {mask!s}, only later keys, windows and pads are judged: that it hides other earlier keys (documents) is not",
         ]
 
     def _about_padding(self) -> list[str]:

@@ -18,6 +18,8 @@ from intently.faults import (
     scale_wrong_width,
     side_channel,
     softmax_wrong_axis,
+    window_ignored,
+    window_off_by_one,
 )
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination
@@ -25,8 +27,8 @@ from intently.faults.evidence import Examination
 FAULTS: dict[str, Fault] = {
     module.FAULT.name: module.FAULT
     for module in (
-        causal_leak, causal_extra, padding_leak, mask_ignored, mask_inverted, scale_missing, scale_twice, scale_wrong_width,
-        softmax_wrong_axis, dropout_in_eval, heads_interleaved, not_finite, observer_effect, backend_disagrees, side_channel,
+        causal_leak, causal_extra, padding_leak, mask_ignored, mask_inverted, window_off_by_one, window_ignored,
+        scale_missing, scale_twice, scale_wrong_width, softmax_wrong_axis, dropout_in_eval, heads_interleaved, not_finite, observer_effect, backend_disagrees, side_channel,
     )
 }  # fmt: skip
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from intently.edits import see
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination, Look, triangle_missing
@@ -16,7 +18,8 @@ def is_triangle(look: Look) -> bool:
     Keys that the intent hides anyway count on either side, so that a strict triangle inside a causal mask is seen too.
     """
     assert look.site.visible is not None and look.wanted is not None
-    hidden = ~look.site.visible
+    later = torch.ones(look.site.queries, look.site.keys, dtype=torch.bool).triu(1 + look.site.keys - look.site.queries)
+    hidden = ~look.site.visible & (look.wanted | later)  # earlier keys that the intent hides belong to no triangle
     for sample in range(look.missing.shape[0]):
         for head in range(look.missing.shape[1]):
             if not look.missing[sample, head].any():
@@ -50,7 +53,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 FAULT = Fault(
     name="causal-extra",
     stage="mask",
-    promises=("sees-all",),
+    promises=("sees-all", "windowed"),
     severity="error",
     summary="A triangle hides later keys where attention is meant to see both ways.",
     symptom="The first positions of an encoder or of cross-attention know almost nothing; quality is a little worse everywhere.",

@@ -46,7 +46,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 FAULT = Fault(
     name="causal-leak",
     stage="mask",
-    promises=("causal",),
+    promises=("causal", "windowed"),
     severity="error",
     summary="A query sees keys that come after it, where the intent is causal.",
     symptom="The loss looks too good; generation falls apart, because the future that the model learned to copy is not there.",

@@ -56,21 +56,24 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     query, key = streams_of(target, lengths, site)
     queries, keys = site.queries, site.keys
     structure: Tensor | None = None
+    own = intent.mask_at(site.path)
     function = query is not None and query.part != ""
     if site.role == "cross" and (query is not key or query is None) and not function:
         parts = "#" in site.path and site.origins.get("query") == site.origins.get("key")
         # Several calls on one stream may each take some of its rows: which keys those are meant to see is not known.
         structure = None if parts else intent.memory.matrix(queries, keys)
     elif query is not None and query is target.main and intent.mask is not None:
-        structure = intent.mask.matrix(queries, keys)
+        if own is None:
+            return None  # the intent goes by layer, and of which one this is is not known
+        structure = own.matrix(queries, keys)
         if queries != query.positions(lengths[query.argument]) and not bool(structure.all()):
             return None  # how positions of the model's own stand in an order is not known
     elif query is not None and query is not target.main:
         encoder = intent.encoder if intent.encoder is not None else (intent.memory if len(target.streams) > 1 else None)
         structure = encoder.matrix(queries, keys) if encoder is not None else None
-    elif intent.mask is not None and query is None and key is None and queries == keys and len(target.streams) == 1:
+    elif own is not None and query is None and key is None and queries == keys and len(target.streams) == 1:
         # Positions besides the stream's own (a class token) stand before them: only a full mask speaks of those too.
-        full = bool(intent.mask.matrix(queries).all())
+        full = bool(own.matrix(queries).all())
         structure = torch.ones(queries, keys, dtype=torch.bool) if full else None
     if structure is None:
         return None

@@ -215,6 +215,22 @@ class Window(Expression):
 
 
 @dataclass(frozen=True)
+class Chunks(Expression):
+    """query // size == key // size."""
+
+    size: int
+
+    def at(self, place: Place) -> Tensor:
+        return place.key // self.size == place.query // self.size
+
+    def reach(self, rows: range, at: Sizes) -> range:
+        return at.clip(rows.start // self.size * self.size, ((rows.stop - 1) // self.size + 1) * self.size)
+
+    def __str__(self) -> str:
+        return f"chunks({self.size})"
+
+
+@dataclass(frozen=True)
 class Prefix(Expression):
     """key < length, or key <= query."""
 
@@ -511,6 +527,19 @@ class Each(_Parent):
 
     def __str__(self) -> str:
         return f"per_{self.axis}(" + ", ".join(map(str, self.children)) + ")"
+
+
+def without_bands(term: Expression) -> Expression:
+    """The term with every limit on distance (a window, chunks) taken out."""
+    if isinstance(term, (Back, Window, Chunks, Neighborhood)):
+        return Full()
+    if not isinstance(term, _Parent):
+        return term
+    children = tuple(without_bands(child) for child in term.children)
+    if isinstance(term, And):
+        children = tuple(child for child in children if child != Full()) or (Full(),)
+        return children[0] if len(children) == 1 else And(children)
+    return replace(term, children=children)
 
 
 def _hull(runs: Iterable[range]) -> range:

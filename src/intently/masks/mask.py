@@ -75,6 +75,15 @@ class Mask:
         )
 
     @staticmethod
+    def chunks(size: int) -> Mask:
+        """Positions in runs of `size` that see only their own run (Llama 4's chunked attention, beside `causal`).
+
+        >>> (Mask.causal() & Mask.chunks(2)).matrix(4).int().tolist()
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+        """
+        return Mask(terms.Chunks(_integer("the chunk's size", size, least=1)))
+
+    @staticmethod
     def prefix(length: int) -> Mask:
         """Prefix language model: j < length or j <= i (PaliGemma's prompt, GLM, UniLM)."""
         return Mask(terms.Prefix(_integer("the prefix's length", length, least=0)))
@@ -231,6 +240,14 @@ class Mask:
         [[0, 0, 1, 1]]
         """
         return self if isinstance(self.expression, terms.BottomRight) else Mask(terms.BottomRight((self.expression,)))
+
+    def without_bands(self) -> Mask:
+        """The same mask without its limits on distance: windows, chunks and neighborhoods.
+
+        >>> print((Mask.causal() & Mask.window(4)).without_bands())
+        causal
+        """
+        return Mask(terms.without_bands(self.expression))
 
     def __str__(self) -> str:
         return str(self.expression)

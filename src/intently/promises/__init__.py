@@ -13,6 +13,7 @@ from intently.promises import (
     repeatable,
     scaled,
     sees_all,
+    windowed,
 )
 from intently.promises.base import Promise
 from intently.promises.trial import Condition, Influence, Layout, Trial, conditions_of, difference
@@ -20,7 +21,7 @@ from intently.promises.trial import Condition, Influence, Layout, Trial, conditi
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, padding_inert, batch_independent, repeatable, observer_neutral, finite, backends_agree, scaled, normalized,
+        causal, sees_all, windowed, padding_inert, batch_independent, repeatable, observer_neutral, finite, backends_agree, scaled, normalized,
     )
 }  # fmt: skip
 

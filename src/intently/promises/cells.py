@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from intently.masks import Mask
 from intently.promises.trial import Condition, Influence, Trial, difference
 from intently.report import Cell
 
@@ -20,6 +21,16 @@ def reach(seen: Tensor) -> Tensor:
         if torch.equal(longer, path):
             return path
         path = longer
+
+
+def reach_through(masks: Sequence[Mask], positions: int) -> Tensor:
+    """bool [output, input]: what reaches an output through layers with these masks, in order, each beside its residual."""
+    path = torch.eye(positions, dtype=torch.bool)
+    for mask in masks:
+        seen = mask.matrix(positions)
+        step = (seen.flatten(0, -3).any(0) if seen.dim() > 2 else seen) | torch.eye(positions, dtype=torch.bool)
+        path = (step.double() @ path.double()) > 0
+    return path
 
 
 def has_positions(trial: Trial, influence: Influence) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from intently.errors import CannotCheck
 from intently.intent import Intent
+from intently.masks import Mask
 from intently.sites import Edit, Site
 from intently.targets.running import PLAIN, Runner
 from intently.targets.stream import Batch
@@ -93,6 +95,7 @@ class Trial:
         self.edits = dict(edits or {})
         self.progress = progress or (lambda: None)
         self.in_precision: Mapping[str, Runner] = {}
+        self._unrepaired: Trial | None = None
         self._influence: dict[str, Influence] = {}
         self._outputs: dict[tuple[str, int], Tensor] = {}
         self._sites: dict[str, tuple[Tensor, tuple[Site, ...]]] = {}
@@ -178,6 +181,29 @@ class Trial:
         """The sites of one traced run under a condition."""
         return self._traced(condition)[1]
 
+    @cached_property
+    def passes(self) -> tuple[Mask, ...] | None:
+        """The masks that inputs are meant to pass on their way to the outputs, one a self-attention call of the main stream.
+
+        Calls are counted in a plain run of the model as it is; None where some may have run unseen.
+        """
+        if self._unrepaired is not None:
+            return self._unrepaired.passes
+        plain = next((c for c in self.conditions if c.switch.name == PLAIN.name and not c.layout.padded), None)
+        if plain is None:
+            return None
+        found = [self.intent.mask_at(s.path) for s in self.sites(plain) if self.in_main_stream(s)]
+        masks = tuple(m for m in found if m is not None)
+        return None if self.runner.opaque or not found or len(masks) < len(found) else masks
+
+    def in_main_stream(self, site: Site) -> bool:
+        """Whether a call is self-attention among the positions that the outputs follow."""
+        main = self.target.main
+        if main.part:
+            return site.queries == site.keys
+        alone = len(self.target.streams) == 1
+        return site.role == "self" and (alone or main.argument in site.origins.get("query", frozenset()))
+
     def traced_output(self, condition: Condition) -> Tensor:
         return self._traced(condition)[0]
 
@@ -201,6 +227,7 @@ class Trial:
             progress=self.progress,
         )  # fmt: skip
         other.in_precision = self.in_precision
+        other._unrepaired = self._unrepaired or self
         return other
 
     def assume(self, condition: Condition, other: Trial) -> None:
