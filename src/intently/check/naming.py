@@ -13,8 +13,10 @@ from intently.report import Cell
 # The first of two names for one call explains the second: an inverted mask also leaks and also hides.
 _EXPLAINS = {
     "mask-inverted": (
-        "padding-leak", "mask-ignored", "causal-leak", "causal-extra", "window-off-by-one", "window-ignored", "not-finite",
+        "padding-leak", "mask-ignored", "causal-leak", "causal-extra", "window-off-by-one", "window-ignored", "memory-mask-ignored",
+        "not-finite",
     ),
+    "memory-mask-ignored": ("padding-leak", "mask-ignored"),
     "mask-ignored": ("padding-leak", "causal-leak", "window-ignored", "scale-wrong-width"),
     "causal-leak": ("window-off-by-one", "window-ignored"),
     "heads-interleaved": ("causal-leak", "causal-extra", "padding-leak", "mask-ignored"),

@@ -17,6 +17,7 @@ from intently.check.precision import MOST_PARAMETERS_IN_HALF, Setup, noise_floor
 from intently.check.proof import UNDO_A_SWITCH, Prover, edits_of
 from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion
+from intently.faults.side_channel import FOLLOWED
 from intently.intent import Intent
 from intently.promises import PROMISES, Condition, Trial, conditions_of
 from intently.promises.windowed import bites, telling_length
@@ -282,8 +283,7 @@ class Check:
 
     def _side_channels(self, cells: Sequence[Cell], suspicions: Sequence[Suspicion], prover: Prover) -> list[Finding]:
         """What stays broken when every suspect call is repaired is carried by something else."""
-        promises = FAULTS["side-channel"].promises
-        broken = [c for c in cells if c.verdict == "broken" and c.promise in promises]
+        broken = [c for c in cells if c.verdict == "broken" and c.promise in FOLLOWED]
         left = []
         for cell in broken:
             condition = next((c for c in prover.trial.conditions if c.name == cell.condition), None)

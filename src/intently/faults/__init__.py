@@ -10,6 +10,7 @@ from intently.faults import (
     heads_interleaved,
     mask_ignored,
     mask_inverted,
+    memory_mask_ignored,
     not_finite,
     observer_effect,
     padding_leak,
@@ -28,7 +29,7 @@ FAULTS: dict[str, Fault] = {
     module.FAULT.name: module.FAULT
     for module in (
         causal_leak, causal_extra, padding_leak, mask_ignored, mask_inverted, window_off_by_one, window_ignored,
-        scale_missing, scale_twice, scale_wrong_width, softmax_wrong_axis, dropout_in_eval, heads_interleaved, not_finite, observer_effect, backend_disagrees, side_channel,
+        scale_missing, scale_twice, scale_wrong_width, softmax_wrong_axis, dropout_in_eval, heads_interleaved, memory_mask_ignored, not_finite, observer_effect, backend_disagrees, side_channel,
     )
 }  # fmt: skip
 

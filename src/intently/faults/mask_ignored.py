@@ -96,7 +96,7 @@ def _ineffective(seen: Examination, each: Look) -> Iterator[tuple[str, Tensor, s
 FAULT = Fault(
     name="mask-ignored",
     stage="mask",
-    promises=("padding-inert", "causal", "windowed", "normalized"),
+    promises=("padding-inert", "causal", "windowed", "normalized", "memory-respected"),
     severity="error",
     summary="A mask reaches the attention call and hides nothing.",
     symptom="Flipping entries of the mask changes little or nothing.",

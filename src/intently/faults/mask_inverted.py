@@ -91,7 +91,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 FAULT = Fault(
     name="mask-inverted",
     stage="mask",
-    promises=("padding-inert", "causal", "sees-all", "windowed"),
+    promises=("padding-inert", "causal", "sees-all", "windowed", "memory-respected"),
     severity="error",
     summary="The mask is the exact complement of the one meant: True was taken for the other meaning.",
     symptom="Real tokens have no effect and pads do, or queries see the future only.",

@@ -44,7 +44,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 FAULT = Fault(
     name="padding-leak",
     stage="mask",
-    promises=("padding-inert",),
+    promises=("padding-inert", "memory-respected"),
     severity="error",
     summary="Real tokens see pads: the key mask does not reach the attention call.",
     symptom="A sample's output depends on how long its batch mates are; batched and single results differ.",

@@ -18,7 +18,7 @@ from intently.report import Severity, Witness
 from intently.targets.stream import Batch
 from intently.targets.target import tensors_of
 
-_TRACED = ("causal", "padding-inert", "batch-independent", "repeatable")
+FOLLOWED = ("causal", "padding-inert", "batch-independent", "repeatable")
 _MOST = 12
 
 
@@ -52,7 +52,7 @@ class Recording:
 
 def look(seen: Examination) -> Iterator[Suspicion]:
     """Runs last, on the repaired model: what is still broken there is not attention's doing."""
-    for promise in _TRACED:
+    for promise in FOLLOWED:
         for condition in seen.broken(promise):
             pair = _pair(seen, promise, condition)
             if pair is None:
@@ -317,7 +317,7 @@ def _gap(one: Sequence[Tensor], other: Sequence[Tensor], guarded: Tensor) -> flo
 FAULT = Fault(
     name="side-channel",
     stage="outside",
-    promises=_TRACED,
+    promises=(*FOLLOWED, "memory-respected"),
     severity="error",
     summary="The model breaks a promise that every attention call keeps: a convolution, norm, pooling, scan or router carries it.",
     symptom="A decoder sees the future, or samples see each other, with every mask in order.",

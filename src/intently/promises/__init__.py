@@ -7,6 +7,7 @@ from intently.promises import (
     batch_independent,
     causal,
     finite,
+    memory_respected,
     normalized,
     observer_neutral,
     padding_inert,
@@ -21,7 +22,7 @@ from intently.promises.trial import Condition, Influence, Layout, Trial, conditi
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, windowed, padding_inert, batch_independent, repeatable, observer_neutral, finite, backends_agree, scaled, normalized,
+        causal, sees_all, windowed, padding_inert, batch_independent, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized,
     )
 }  # fmt: skip
 

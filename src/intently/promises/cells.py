@@ -74,6 +74,12 @@ def _agree(trial: Trial, condition: Condition, other: Condition) -> bool:
     return bool((difference(mine[:samples], theirs[:samples])[rows] <= wider * trial.threshold(theirs)).all())
 
 
+def repeats(trial: Trial, condition: Condition) -> bool:
+    """Whether two runs under different random seeds agree."""
+    first, second = trial.output(condition), trial.output(condition, seed=1)
+    return bool((difference(first, second) <= trial.threshold(first)).all())
+
+
 def inherited(promise: str, condition: Condition, other: Condition, found: Sequence[Cell]) -> Cell:
     """The verdict of a condition with the same outputs."""
     earlier = next((c for c in found if c.condition == other.name), None)

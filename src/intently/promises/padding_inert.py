@@ -81,7 +81,7 @@ def try_on(trial: Trial) -> Iterable[Cell]:
         moved = stirred(trial, condition)
         worst = float(moved.amax()) if moved.numel() else 0.0
         note = ""
-        if worst <= noise and _repeats(trial, condition):
+        if worst <= noise and cells.repeats(trial, condition):
             other = alone(trial, condition)
             # Another length means other roundings: a wider floor.
             # Float32 steps inside a float64 model round otherwise at another length.
@@ -95,15 +95,6 @@ def _single(trial: Trial, condition: Condition) -> float:
     """Rounding of float32 in output units, where the model may well hold float32 steps: it runs in float32 as it is."""
     scale = float(trial.output(condition).nan_to_num().abs().amax())
     return 2e-6 * scale if "float32" in trial.in_precision else 0.0
-
-
-def _repeats(trial: Trial, condition: Condition) -> bool:
-    return bool(
-        (
-            difference(trial.output(condition), trial.output(condition, seed=1))
-            <= trial.threshold(trial.output(condition))
-        ).all()
-    )
 
 
 PROMISE = Promise(

@@ -91,6 +91,14 @@ class Target:
         return parts or (self.main,)
 
     @property
+    def sources(self) -> tuple[Stream, ...]:
+        """Sequences that the output reads without following them: an encoder's input, a memory, a context, a picture."""
+        main = self.main
+        if any(s.part for s in self.streams):
+            return ()
+        return tuple(s for s in self.streams if s is not main and s.follows is None)
+
+    @property
     def main(self) -> Stream:
         """The stream whose positions the output follows."""
         return self.stream(self.output) if self.output else self.streams[-1]

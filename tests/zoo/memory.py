@@ -1,0 +1,201 @@
+"""Models that read a memory, in several styles: what its mask hides, and where keys and values come from."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from tests.zoo import matmul
+from tests.zoo.case import plant
+from torch import Tensor, nn
+
+from intently import Intent, Mask, Target
+
+WIDTH, HEADS, INPUT, VOCABULARY = 24, 3, 10, 27
+
+
+class Own(nn.Module):
+    """Causal attention of a sequence over itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Cross(nn.Module):
+    """Attention over a context, written with einsum; `context_mask` keeps what is true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wk, self.wv, self.wo = (nn.Parameter(torch.randn(HEADS, WIDTH, 8) / 5) for _ in range(4))
+
+    def read(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """What keys and values are made of."""
+        return context, context
+
+    def hide(self, scores: Tensor, context_mask: Tensor | None) -> Tensor:
+        if context_mask is None:
+            return scores
+        return scores.masked_fill(context_mask[:, None, None, :] == 0, torch.finfo(scores.dtype).min)
+
+    def forward(self, x: Tensor, context: Tensor, context_mask: Tensor | None) -> Tensor:
+        keys, values = self.read(x, context)
+        q = torch.einsum("bnc,hcd->bhnd", x, self.wq)
+        k = torch.einsum("bmc,hcd->bhmd", keys, self.wk)
+        v = torch.einsum("bmc,hcd->bhmd", values, self.wv)
+        weights = self.hide(torch.einsum("bhnd,bhmd->bhnm", q, k) * 8**-0.5, context_mask).softmax(-1)
+        return torch.einsum("bhnm,bhmd,hcd->bnc", weights, v, self.wo)
+
+
+class Fused(Cross):
+    """The same through the fused call, with packed keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, context: Tensor, context_mask: Tensor | None) -> Tensor:
+        keys, values = self.read(x, context)
+        pair = self.kv(keys).chunk(2, -1)[0], self.kv(values).chunk(2, -1)[1]
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (self.q(x), *pair))
+        mask = self.masked(context_mask)
+        return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+
+    def masked(self, context_mask: Tensor | None) -> Tensor | None:
+        return None if context_mask is None else context_mask[:, None, None, :].bool()
+
+
+class Layer(nn.Module):
+    def __init__(self, cross: type[nn.Module]) -> None:
+        super().__init__()
+        self.own, self.cross = Own(), cross()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor, context: Tensor, context_mask: Tensor | None) -> Tensor:
+        x = x + self.own(self.norm1(x))
+        return x + self.cross(self.norm2(x), context, context_mask)
+
+
+class Captioner(nn.Module):
+    """Words about a context of features."""
+
+    def __init__(self, crosses: tuple[type[nn.Module], ...]) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Parameter(torch.randn(64, WIDTH))
+        self.look = nn.Linear(INPUT, WIDTH)
+        self.layers = nn.ModuleList(Layer(c) for c in crosses)
+
+    def forward(self, input_ids: Tensor, context: Tensor, context_mask: Tensor | None = None) -> Tensor:
+        x, context = self.words(input_ids) + self.places[: input_ids.shape[1]], self.look(context)
+        for layer in self.layers:
+            x = layer(x, context, context_mask)
+        return x @ self.words.weight.T
+
+
+class TorchDecoder(nn.Module):
+    """torch's own decoder layers behind a projection."""
+
+    def __init__(self, passed: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.passed = passed
+        self.layers = nn.ModuleList(nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=True) for _ in passed)
+
+    def forward(self, tgt: Tensor, memory: Tensor, memory_key_padding_mask: Tensor | None = None) -> Tensor:
+        later = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).triu(1)
+        for layer, passed in zip(self.layers, self.passed, strict=True):
+            mask = memory_key_padding_mask if passed else None
+            tgt = layer(tgt, memory, tgt_mask=later, memory_key_padding_mask=mask)
+        return tgt
+
+
+def captioner(*crosses: type[nn.Module]) -> Target:
+    torch.manual_seed(21)
+    return Target(Captioner(crosses).eval(), Intent(Mask.causal()))
+
+
+def layers(passed: type) -> Target:
+    torch.manual_seed(22)
+    return Target(TorchDecoder(passed.layers).eval(), Intent(Mask.causal()), features=WIDTH)
+
+
+# -- the planted lines ----------------------------------------------------------------------------------------------
+
+
+class HidesNothing(Cross):
+    def hide(self, scores: Tensor, context_mask: Tensor | None) -> Tensor:
+        return scores
+
+
+class AddsTheMask(Cross):
+    def hide(self, scores: Tensor, context_mask: Tensor | None) -> Tensor:
+        return scores if context_mask is None else scores + context_mask[:, None, None, :]
+
+
+class FusedWithoutMask(Fused):
+    def masked(self, context_mask: Tensor | None) -> Tensor | None:
+        return None
+
+
+class PassedOn:
+    """The mask goes to every layer."""
+
+    layers = (True, True)
+
+
+class LostAfterTheFirst(PassedOn):
+    layers = (True, False)
+
+
+C, N, A, NoPads = Cross, Fused, matmul.Attention, matmul.NoPads
+ONE, ALL = ("layers.1.cross",), ("layers.0.cross", "layers.1.cross")
+
+CASES = (
+    *plant(
+        "einsum",
+        "memory-mask-ignored",
+        "no fill in one layer",
+        *ONE,
+        build=captioner,
+        bad=(C, HidesNothing),
+        good=(C, C),
+    ),
+    *plant(
+        "einsum",
+        "memory-mask-ignored",
+        "zeros and ones added",
+        "layers.0.cross",
+        build=captioner,
+        bad=(AddsTheMask, C),
+        good=(C, C),
+    ),
+    *plant(
+        "sdpa",
+        "memory-mask-ignored",
+        "no mask anywhere",
+        *ALL,
+        build=captioner,
+        bad=(FusedWithoutMask, FusedWithoutMask),
+        good=(N, N),
+    ),
+    *plant(
+        "multihead",
+        "memory-mask-ignored",
+        "lost after the first layer",
+        "layers.1.multihead_attn",
+        build=layers,
+        bad=(LostAfterTheFirst,),
+        good=(PassedOn,),
+    ),
+    *plant(
+        "matmul",
+        "memory-mask-ignored",
+        "the encoder alone uses it",
+        "layers.0.cross",
+        build=matmul.translator,
+        bad=(NoPads, A),
+        good=(A, A),
+    ),
+)
