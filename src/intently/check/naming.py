@@ -17,7 +17,7 @@ _EXPLAINS = {
         "not-finite",
     ),
     "memory-mask-ignored": ("padding-leak", "mask-ignored"),
-    "mask-ignored": ("padding-leak", "causal-leak", "window-ignored", "scale-wrong-width"),
+    "mask-ignored": ("padding-leak", "causal-leak", "window-ignored", "scale-wrong-width", "not-normalized"),
     "causal-leak": ("window-off-by-one", "window-ignored"),
     "heads-interleaved": ("causal-leak", "causal-extra", "padding-leak", "mask-ignored"),
     "softmax-wrong-axis": ("mask-ignored",),

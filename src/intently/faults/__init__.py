@@ -12,6 +12,7 @@ from intently.faults import (
     mask_inverted,
     memory_mask_ignored,
     not_finite,
+    not_normalized,
     observer_effect,
     padding_leak,
     scale_missing,
@@ -29,7 +30,7 @@ FAULTS: dict[str, Fault] = {
     module.FAULT.name: module.FAULT
     for module in (
         causal_leak, causal_extra, padding_leak, mask_ignored, mask_inverted, window_off_by_one, window_ignored,
-        scale_missing, scale_twice, scale_wrong_width, softmax_wrong_axis, dropout_in_eval, heads_interleaved, memory_mask_ignored, not_finite, observer_effect, backend_disagrees, side_channel,
+        scale_missing, scale_twice, scale_wrong_width, softmax_wrong_axis, not_normalized, dropout_in_eval, heads_interleaved, memory_mask_ignored, not_finite, observer_effect, backend_disagrees, side_channel,
     )
 }  # fmt: skip
 

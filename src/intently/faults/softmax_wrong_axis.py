@@ -8,8 +8,8 @@ import torch
 
 from intently.edits import softmax_over_keys
 from intently.faults.base import Fault, Suspicion
-from intently.faults.evidence import Examination
-from intently.promises.normalized import deviation
+from intently.faults.evidence import Examination, Look
+from intently.promises.normalized import TOLERANCE, deviation
 from intently.report import Table, Witness
 
 
@@ -19,27 +19,29 @@ def look(seen: Examination) -> Iterator[Suspicion]:
         if (
             site.normalized_over in ("keys", "nothing")
             or not seen.breaks("normalized", each.condition)
-            or deviation(site) <= 1e-3
+            or deviation(site) <= TOLERANCE
         ):
             continue
         yield Suspicion(
             fault=FAULT,
             promise="normalized",
             site=site,
-            message=f"the weights sum to 1 over {site.normalized_over}; over the keys a row sums to {_range(site.row_sum)}",
-            witness=_witness(each),
+            message=f"the weights sum to 1 over {site.normalized_over}; over the keys a row sums to {range_of(site.row_sum)}",
+            witness=witness(each),
             repair=lambda s, batch: softmax_over_keys()(s),
             condition=each.condition.name,
         )
 
 
-def _range(sums: torch.Tensor | None) -> str:
+def range_of(sums: torch.Tensor | None) -> str:
+    """The smallest and the largest sum in words."""
     if sums is None:
         return "something else"
     return f"{float(sums.min()):.3g} to {float(sums.max()):.3g}"
 
 
-def _witness(each) -> Witness:
+def witness(each: Look) -> Witness:
+    """The row sums of one head, and some of the weights that they sum."""
     tensors = each.site.tensors
     sums = each.site.row_sum
     sentence = f"row sums over the keys of sample 0, head 0: {', '.join(f'{float(s):.3g}' for s in sums[0, 0][:5])}"

@@ -12,6 +12,8 @@ from intently.promises.trial import Trial
 from intently.report import Cell
 from intently.sites import Site
 
+TOLERANCE = 1e-3  # a row sum this far from 1 is not 1
+
 
 def deviation(site: Site) -> float:
     """How far the row sums of the weights are from 1 (rows that see nothing may sum to 0); sums below 1 are a sink's."""
@@ -47,7 +49,7 @@ def try_on(trial: Trial) -> Iterable[Cell]:
             found.append(Cell("normalized", condition.name, "not-applicable", note="no attention call was seen"))
             continue
         worst = max(deviation(s) for s in sites)
-        found.append(cells.cell("normalized", condition, worst, 1e-3, broken=worst > 1e-3))
+        found.append(cells.cell("normalized", condition, worst, TOLERANCE, broken=worst > TOLERANCE))
     return found
 
 

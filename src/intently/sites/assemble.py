@@ -131,6 +131,7 @@ def assemble(
         row_sum=None,
         rows=rows,
         partial=pending.how == "exp" and _unfinished(canonical),
+        made_by=pending.how.strip("_"),
         sink=pending.node.shape.numel() > weights.numel()
         or (pending.how == "exp" and bool((canonical.sum(-1) < 1 - 1e-6).any())),
         tensors=tensors,

@@ -118,7 +118,9 @@ class Call:
         )
 
     def finished(self, *, numbered: bool) -> Site:
-        return replace(self.site, path=self.key if numbered else self.path, key_name=self.key)
+        # Exponentials that nothing sums are never divided by their sum.
+        partial = self.site.partial and (self.pending is None or self.pending.summed)
+        return replace(self.site, path=self.key if numbered else self.path, key_name=self.key, partial=partial)
 
 
 def role_of(site: Site) -> str:

@@ -104,6 +104,7 @@ class Site:
     deferred: bool = False  # divided by the row sum after the product with the values
     negative: bool = False
     sink: bool = False  # the softmax saw more than the keys that meet values
+    made_by: str = "softmax"  # the call that turned logits into weights: softmax, exp, sigmoid, …
     repaired: bool = False  # an edit put another output in its place
     key_name: str = ""  # path and number of the call, the name under which an edit finds it
     tensors: Tensors | None = None

@@ -25,6 +25,17 @@ from intently.sites.site import Site
 from intently.sites.trace_types import Pending, Score, Sizes
 
 Edit = Callable[[Site], Any]
+SUMS = ops.CONTRACTIONS | {
+    "sum",
+    "mean",
+    "nansum",
+    "norm",
+    "vector_norm",
+    "linalg_vector_norm",
+    "linalg_norm",
+    "normalize",
+    "cumsum",
+}
 
 
 @dataclass
@@ -51,6 +62,7 @@ class Tracer(TorchFunctionMode):
         self.calls: list[AttentionCall] = []
         self.fired: dict[str, int] = {}
         self._counts: dict[str, int] = {}
+        self._unused: dict[Node, Pending] = {}  # softmaxes by their logits, until their weights meet values
         for name, tensor in parameters_of(root).items():
             self.known.leaf(tensor, name)
         for name, value in arguments.items():
@@ -155,6 +167,8 @@ class Tracer(TorchFunctionMode):
             node.facts["random"] = True
         for source in node.inputs:
             facts = source.facts
+            if "weights" in facts and name in SUMS:
+                facts["weights"].summed = True
             if name == "sum" and "weights" in facts:
                 node.facts["total"] = (facts["weights"], args[1] if len(args) > 1 else kwargs.get("dim"))
             if not elementwise:
@@ -231,7 +245,10 @@ class Tracer(TorchFunctionMode):
         if "softmax" in name:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         kept = argument if name not in ("exp_", "sigmoid_") else argument.detach().log()
-        node.facts["weights"] = Pending(scores, kept, source, node, name, dim, locate(self.names)[1])
+        pending = Pending(scores, kept, source, node, name, dim, locate(self.names)[1])
+        node.facts["weights"] = pending
+        if scores and "softmax" in name:
+            self._unused[source] = replace(pending, node=source, how="softmax, unused")
 
     def _broadcast_product(self, args: Any, result: Tensor, node: Node) -> None:
         pair = [a for a in args if isinstance(a, Tensor)]
@@ -267,7 +284,7 @@ class Tracer(TorchFunctionMode):
             return None
         nodes = self._operand_nodes(made, name, args, kwargs)
         for index, node in enumerate(nodes):
-            pending = node.facts.get("weights")
+            pending = node.facts.get("weights", self._unused.get(node))
             if not isinstance(pending, Pending):
                 continue
             others = [n for i, n in enumerate(nodes) if i != index]
@@ -290,6 +307,7 @@ class Tracer(TorchFunctionMode):
         self, product: tuple[Contraction, int, Pending], name: str, func: Any, args: Any, kwargs: Any, result: Tensor
     ) -> Tensor:
         made, index, pending = product
+        self._unused.pop(pending.logits_node, None)
         path, source = locate(self.names)
         node = self._node(name, func, args, kwargs, result.shape)
         operands = self._operand_nodes(made, name, args, kwargs)

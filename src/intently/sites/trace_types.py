@@ -35,6 +35,7 @@ class Pending:
     source: Source | None
     dropout: float = 0.0
     dropout_source: Source | None = None
+    summed: bool = False  # something sums these weights, so that it may divide by the sum
 
 
 @dataclass
