@@ -32,6 +32,12 @@ class Runner:
         self.model = _prepared(target.model, self.dtype)
         self._forms: dict[str, OutputForm] = {}
 
+    def fresh(self) -> Runner:
+        """The same target in another copy, which has run nothing yet."""
+        other = Runner(self.target, self.dtype)
+        other._forms = self._forms
+        return other
+
     def output(self, batch: Batch, switch: Switch = PLAIN, *, seed: int = 0) -> Tensor:
         """`[batch, position, values]` in float64 for one call of the untouched model."""
         with self._context(switch, seed):
