@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tests.zoo import einsum, matmul, memory, multihead, sdpa
+from tests.zoo import einsum, heads, matmul, memory, multihead, sdpa
 from tests.zoo.case import STYLES, Case, Outcome, judge
 
 # Faults planted in one model share its clean twin, which is checked once.
 CASES: tuple[Case, ...] = tuple(
-    {str(c): c for c in (*einsum.CASES, *matmul.CASES, *memory.CASES, *multihead.CASES, *sdpa.CASES)}.values()
+    {
+        str(c): c for c in (*einsum.CASES, *matmul.CASES, *memory.CASES, *multihead.CASES, *sdpa.CASES, *heads.CASES)
+    }.values()
 )
 
 # Where a fault cannot exist in a style, and why.

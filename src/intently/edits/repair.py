@@ -1,4 +1,4 @@
-"""Repairs of one attention call: see these keys, scale by this, normalise over keys, drop nothing, split heads by token."""
+"""Repairs of one attention call: see these keys, scale by this, normalise over keys, drop nothing, split or regroup heads."""
 
 from __future__ import annotations
 
@@ -52,6 +52,21 @@ def softmax(logits: Tensor) -> Tensor:
     return normalize(logits.double())
 
 
+def weights_for(site: Site, logits: Tensor) -> Tensor:
+    """Weights of other logits at a site: what its softmax spent besides the keys (a sink) takes its part again."""
+    tensors = site.tensors
+    if not site.sink or tensors is None or tensors.logits is None or site.deferred:
+        return softmax(logits)
+    before, weights = tensors.logits.double(), tensors.weights.double()
+    known = (weights > 0) & torch.isfinite(before)
+    top = torch.where(known, before, float("-inf")).argmax(-1, keepdim=True)
+    total = before.gather(-1, top) - weights.gather(-1, top).log()  # log of the whole sum
+    share = (1 - weights.sum(-1, keepdim=True)).clamp_min(0)
+    beside = torch.where(share > 0, total + share.log(), float("-inf"))
+    everything = torch.cat([logits.double(), beside.nan_to_num(nan=float("-inf"), neginf=float("-inf"))], -1)
+    return softmax(everything)[..., :-1]
+
+
 def logits_without_mask(site: Site, *, bias: bool = True) -> Tensor:
     """The logits as they would be with every key seen: the scaled q·k plus any bias, the fills taken out."""
     tensors = site.tensors
@@ -94,7 +109,7 @@ def see(wanted: Callable[[Site], Tensor | None], *, clean: bool = False) -> Repa
         mask = mask.expand(site.tensors.weights.shape)
         logits = logits_without_mask(site, bias=not clean)
         logits = logits.masked_fill(~mask, float("-inf"))
-        return Replacement(softmax(logits), logits)
+        return Replacement(weights_for(site, logits), logits)
 
     return repair
 
@@ -114,7 +129,7 @@ def rescale(factor: float) -> Repair:
         inside = site.scale.inside or 1.0
         slope = torch.tensor([f / inside for f in site.scale.factors], dtype=torch.float64)[None, :, None, None]
         logits = tensors.logits.double() + (factor / inside - slope) * tensors.scores.double()
-        return Replacement(softmax(logits), logits)
+        return Replacement(weights_for(site, logits), logits)
 
     return repair
 
@@ -176,6 +191,41 @@ def as_in(other: Site) -> Repair:
         return Replacement(softmax(logits), logits, dropout=0.0)
 
     return repair
+
+
+def regroup() -> Repair:
+    """Each query head reads the head of the keys and of the values that it is meant to; factor, mask and bias stay."""
+
+    def repair(site: Site) -> Replacement | None:
+        tensors, reads = site.tensors, site.reads
+        if tensors is None or tensors.scores is None or tensors.logits is None or reads is None or site.scale is None:
+            return None
+        if tensors.query is None or tensors.key is None or tensors.value is None or not reads.grouped:
+            return None
+        sources = []
+        for own in (reads.keys, reads.values):
+            if any(wanted not in own for wanted in reads.meant(own)):
+                return None
+            sources.append([own.index(wanted) for wanted in reads.meant(own)])
+        scores = tensors.query.double() @ tensors.key.double()[:, sources[0]].mT
+        logits = _with_scores(site, scores)
+        meant = replace(reads, keys=reads.meant(reads.keys), values=reads.meant(reads.values))
+        weights = weights_for(site, logits)
+        return Replacement(weights, logits, weights @ tensors.value.double()[:, sources[1]], reads=meant)
+
+    return repair
+
+
+def _with_scores(site: Site, scores: Tensor) -> Tensor:
+    """The call's logits for other q·k: the same factor and cap, the same mask and bias added."""
+    tensors, scale = site.tensors, site.scale
+    assert tensors is not None and tensors.scores is not None and tensors.logits is not None and scale is not None
+    slope = _slope(site, fit_scale(tensors.scores, tensors.logits).slope)
+    if not scale.softcap:
+        return tensors.logits.double() + slope * (scores - tensors.scores.double())
+    slope = torch.tensor(scale.factors, dtype=torch.float64)[None, :, None, None] / (scale.inside or 1.0)
+    before, after = (scale.softcap * torch.tanh(slope * s.double() / scale.softcap) for s in (tensors.scores, scores))
+    return tensors.logits.double() + after - before
 
 
 def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, broken: Site) -> Repair:

@@ -7,6 +7,7 @@ from intently.promises import (
     batch_independent,
     causal,
     finite,
+    grouped,
     memory_respected,
     normalized,
     observer_neutral,
@@ -22,7 +23,7 @@ from intently.promises.trial import Condition, Influence, Layout, Trial, conditi
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, windowed, padding_inert, batch_independent, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized,
+        causal, sees_all, windowed, padding_inert, batch_independent, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, grouped,
     )
 }  # fmt: skip
 

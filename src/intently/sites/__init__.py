@@ -11,12 +11,13 @@ from torch import nn
 
 from intently._verbs import callable_module
 from intently.sites.call import Replacement
-from intently.sites.site import Rows, Scale, Site, Tensors
+from intently.sites.site import Reads, Rows, Scale, Site, Tensors
 from intently.sites.trace import Edit, Settings, Tracer, tracing
 from intently.sites.trace_types import Sizes
 
 __all__ = [
     "Edit",
+    "Reads",
     "Replacement",
     "Rows",
     "Scale",

@@ -15,9 +15,10 @@ from intently.sites.contraction import Contraction
 from intently.sites.describe import described
 from intently.sites.layout import Layout, is_folded, order_of, output_axes, query_axis, restorer, value_rows
 from intently.sites.lookup import Lookup
-from intently.sites.origin import features_of
+from intently.sites.origin import entries_of, features_of
 from intently.sites.provenance import Node
-from intently.sites.site import Site, Tensors
+from intently.sites.reads import reads_of
+from intently.sites.site import Reads, Site, Tensors
 from intently.sites.sources import Sources
 from intently.sites.trace_types import Pending, Sizes
 
@@ -104,12 +105,26 @@ def assemble(
         value=values,
         restore=restorer(made, lead, query_label, order, lead_sizes, value_free),
     )
+    kv_heads = sources.kv_heads(order)
+    reads: Reads | None = None
+    summed = max(
+        sources.summed_heads(),
+        math.prod(made.size(a) for a in key_axes if a not in made.labels[value] and a != key_axis),
+    )
+    shared = kv_heads is None or kv_heads < order.shape[1]
+    if (shared or summed > 1) and scores is not None and order.shape[1] > 1 - (summed > 1):
+        entries = entries_of(operands[value], made.operands[value].shape)
+        held = [entries if i == value else t for i, t in enumerate(made.operands)]
+        meeting = None
+        if entries is not None:
+            meeting = value_rows(replace(made, operands=tuple(held)), value, key_axis, lead, order, value_free)
+        reads = reads_of(*sources.entry_rows(layout), meeting, summed)
     site = Site(
         path=path,
         role="self",
         kind="dot" if scores is not None else "additive",
         heads=order.shape[1],
-        kv_heads=sources.kv_heads(order) or order.shape[1],
+        kv_heads=kv_heads or order.shape[1],
         head_dim=sources.width() or (query_rows.shape[-1] if query_rows is not None else 0),
         value_dim=math.prod(made.size(a) for a in value_free) if value_free else 1,
         queries=canonical.shape[-2],
@@ -130,6 +145,7 @@ def assemble(
         lines=lines_of(sources.score_source(), pending.source, source, pending.dropout_source),
         row_sum=None,
         rows=rows,
+        reads=reads,
         partial=pending.how == "exp" and _unfinished(canonical),
         made_by=pending.how.strip("_"),
         sink=pending.node.shape.numel() > weights.numel()

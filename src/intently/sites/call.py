@@ -12,7 +12,7 @@ from intently.sites.describe import described
 from intently.sites.layout import Layout
 from intently.sites.origin import varies
 from intently.sites.provenance import Follow, Node
-from intently.sites.site import Rows, Site
+from intently.sites.site import Reads, Rows, Site
 from intently.sites.trace_types import Pending
 
 
@@ -28,6 +28,7 @@ class Replacement:
     output: Tensor | None = None
     scores: Tensor | None = None
     rows: Rows | None = None
+    reads: Reads | None = None
     dropout: float | None = None
 
 
@@ -50,19 +51,20 @@ class Call:
         site, tensors = self.site, self.site.tensors
         assert tensors is not None
         self.replaced = True
-        if change.output is not None:
-            assert tensors.restore is not None
+        if change.output is not None and tensors.restore is not None:
             output = tensors.restore(change.output).to(result.dtype).reshape(result.shape)
             kept = replace(tensors, output=output, scores=None, logits=None)  # they describe the call that was replaced
+        elif change.weights is None:
+            return result  # the layer's output has no place for each head
         else:
-            assert change.weights is not None
             weights = change.weights.to(tensors.weights.dtype)
             factor = tensors.weights.sum(-1, keepdim=True) if site.deferred else 1.0
             output = tensors.aggregate(weights * factor).to(result.dtype).reshape(result.shape)
             kept = replace(tensors, weights=weights, logits=change.logits, output=output)
         if not describe:
             return output
-        self.site = described(replace(site, tensors=kept, rows=change.rows or site.rows, repaired=True), dropped=False)
+        changed = replace(site, rows=change.rows or site.rows, reads=change.reads or site.reads, repaired=True)
+        self.site = described(replace(changed, tensors=kept), dropped=False)
         self.site = replace(self.site, dropout=site.dropout if change.dropout is None else change.dropout)
         return output
 

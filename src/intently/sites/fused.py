@@ -17,8 +17,9 @@ from intently.sites.call import Call
 from intently.sites.describe import ENTRIES
 from intently.sites.factors import path_factor
 from intently.sites.layout import Layout, is_folded, order_of
-from intently.sites.origin import features_of, samples_of, varies
+from intently.sites.origin import entries_of, features_of, samples_of, varies
 from intently.sites.provenance import Node
+from intently.sites.reads import reads_of
 from intently.sites.site import Rows, Scale, Site, Tensors
 from intently.sites.trace_types import Sizes
 
@@ -155,14 +156,23 @@ def _from_parts(
         if over_queries
         else Rows((), _scrambled(nodes, {"query": query, "key": key, "value": value}))
     )
+    kv_heads = _kv_heads(nodes, key) or (kv_heads if order.shape[1] == heads else order.shape[1])
+    reads = None
+    if "key" not in nodes or kv_heads < order.shape[1] or features_of(nodes["key"]) is None:
+        entries = {
+            n: entries_of(nodes[n], t.shape)
+            for n, t in (("query", query), ("key", key), ("value", value))
+            if n in nodes
+        }
+        laid = {n: lay(e) for n, e in entries.items() if e is not None}
+        reads = reads_of(laid.get("query"), laid.get("key"), laid.get("value"), 1)
     site = Site(
-        path=path, role="self", kind=kind, heads=order.shape[1],
-        kv_heads=_kv_heads(nodes, key) or (kv_heads if order.shape[1] == heads else order.shape[1]),
+        path=path, role="self", kind=kind, heads=order.shape[1], kv_heads=kv_heads,
         head_dim=query.shape[-1], value_dim=value.shape[-1], queries=queries, keys=keys,
         scale=Scale((scale * factor,) * order.shape[1], True, normed, learned, softcap, factor),
         mask=phrase, visible=visible, bias=bias, kernel=kernel, dtype=str(query.dtype).removeprefix("torch."), dropout=dropout,
         side=side, origins={n: nodes[n].origins for n in ("query", "key", "value") if n in nodes},
-        lines=lines_of(source, source, source, source), row_sum=row_sum, rows=rows, tensors=tensors if keep else None,
+        lines=lines_of(source, source, source, source), row_sum=row_sum, rows=rows, reads=reads, tensors=tensors if keep else None,
     )  # fmt: skip
     layout = Layout(order, (), result.shape, False, output_index)
     return Call(path, site, layout, None, native, folded=is_folded(queries, sizes))

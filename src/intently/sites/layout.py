@@ -148,7 +148,11 @@ def restorer(
     order: Tensor,
     lead_sizes: Sequence[int],
     columns: Sequence[str],
-) -> Callable[[Tensor], Tensor]:
+) -> Callable[[Tensor], Tensor] | None:
+    """From `[batch, heads, query, value width]` to the model's layout; None where the output has no place for each head."""
+    if any(a not in made.output for a in lead):
+        return None
+
     def restore(output: Tensor) -> Tensor:
         flat = torch.empty(order.numel(), *output.shape[-2:], dtype=output.dtype)
         flat[order.flatten()] = output.reshape(-1, *output.shape[-2:])

@@ -56,10 +56,11 @@ class Lookup:
         if not seeds:
             return None
         index = Follow(seeds).to(self._pending.logits_node)
+        # Columns that the softmax saw and no value met (a sink) come from no product: they are sliced off here.
+        index = self.from_logits(index.expand(self._pending.node.shape)) if index is not None else None
         if index is None or (index < 0).any():
             return None
-        everything = torch.cat([v.reshape(-1) for v in values])
-        return self.from_logits(everything[index.expand(self._pending.node.shape)])
+        return torch.cat([v.reshape(-1) for v in values])[index]
 
     def scores(self) -> Tensor | None:
         values = []

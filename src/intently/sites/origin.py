@@ -68,6 +68,25 @@ def features_of(node: Node) -> Tensor | None:
     return Follow({projection: seed}).to(node)
 
 
+def entries_of(node: Node, shape: torch.Size) -> Tensor | None:
+    """Which entry each entry of an operand was in the projection it comes from, or in the argument where there is none."""
+    source = projection_of(node) or _argument_of(node)
+    if source is None:
+        return None
+    found = Follow({source: torch.arange(math.prod(source.shape)).reshape(source.shape)}).to(node)
+    return found.reshape(shape) if found is not None and found.numel() == math.prod(shape) else None
+
+
+def _argument_of(node: Node) -> Node | None:
+    """The one argument of the model that an operand was moved and scaled from."""
+    while node.leaf is None:
+        behind = [i for i in node.inputs if i.origins]
+        if len(behind) != 1:
+            return None
+        node = behind[0]
+    return node if node.origins else None
+
+
 def varies(index: Tensor, axis: int) -> bool:
     """Whether an index changes along an axis; entries of unknown origin (-1) say nothing."""
     known = index >= 0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intently.sites.ops import COPIES, MOVES, PER_POSITION, REDUCTIONS
+from intently.sites.ops import COPIES, MOVES, NORMS, PER_POSITION, REDUCTIONS
 
 # Whether a tensor is seen from inside vmap or another transform of functions.
 _is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
@@ -128,7 +128,7 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
 class Follow:
     """Follows index tensors through the graph: seeded at some nodes, it tells what each entry of a later node came from.
 
-    Moves are replayed; elementwise calls keep the index of their first followed input; a projection of one token keeps
+    Moves are replayed; elementwise calls and norms keep the index of their first followed input; a projection of one token keeps
     the index only where the whole token shares it. `None` means that the entries have no single origin.
     """
 
@@ -159,6 +159,12 @@ class Follow:
             return self._replay(node)
         first = self._known[followed[0]]
         assert first is not None
+        if node.name in NORMS and first.shape == node.shape:
+            return first  # each entry stays where it is
+        if node.name == "view_as_complex":
+            return first[..., 0]
+        if node.name == "view_as_real":
+            return first.unsqueeze(-1).expand(node.shape)
         if node.name in PER_POSITION or node.facts.get("projection"):
             if tuple(first.shape[:-1]) != tuple(node.shape[:-1]) or (first != first[..., :1]).any():
                 return None

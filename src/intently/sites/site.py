@@ -47,6 +47,31 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Reads:
+    """Which head of the keys and of the values each head of the call reads, where heads share them.
+
+    Heads are numbered as their projections (or arguments) hold them: entry h of `keys` and `values` is the own head
+    that query head `queries[h]` reads. `summed` is how many query heads were added up into one of the call's heads.
+    """
+
+    queries: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
+    summed: int = 1
+
+    def meant(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The own head that each head of the call is meant to read: ⌊query head / group⌋."""
+        group = max(len(self.queries) // max(len(set(own)), 1), 1)
+        return tuple(h // group for h in self.queries)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether heads share keys or values, more than one of them, in groups of one size."""
+        counts = [len(set(own)) for own in (self.keys, self.values)]
+        return bool(self.queries) and any(1 < n < len(self.queries) and not len(self.queries) % n for n in counts)
+
+
+@dataclass(frozen=True)
 class Scale:
     """The effective factor between q·k and the logits, per head.
 
@@ -100,6 +125,7 @@ class Site:
     row_sum: Tensor | None  # [batch, heads, query]: sum of the weights over the keys
     normalized_over: str = "keys"
     rows: Rows = field(default_factory=Rows)
+    reads: Reads | None = None  # None: heads share nothing, or it cannot be told what they read
     partial: bool = False  # exponentials of one block of keys, brought to sums of 1 somewhere after this call
     deferred: bool = False  # divided by the row sum after the product with the values
     negative: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from intently.sites.contraction import Contraction
 from intently.sites.factors import path_factor, softcap_after
 from intently.sites.layout import Layout, is_folded
 from intently.sites.lookup import Lookup
-from intently.sites.origin import features_of, samples_of, varies
+from intently.sites.origin import entries_of, features_of, samples_of, varies
 from intently.sites.provenance import Node
 from intently.sites.site import Rows
 from intently.sites.trace_types import Pending, Sizes
@@ -166,37 +167,62 @@ class Sources:
 
     def operand_rows(self, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
         """Queries and keys as `[batch, heads, position, width]`."""
-        self.orient(layout)
+        return self._side_rows(layout, 0), self._side_rows(layout, 1)
+
+    def entry_rows(self, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+        """Laid out like `operand_rows`: which entry of its projection each entry of the queries and keys was."""
         found = []
         for side in (0, 1):
-            operand = side if self.query_side() == 0 else 1 - side
-            rows, offset, index = [], 0, []
-            for score in self._pending.scores:
-                made: Contraction = score.contraction
-                tensor, axes = made.operands[operand].detach(), list(made.labels[operand])
-                kept = [a for a in axes if a in made.output]
-                summed = [a for a in axes if a not in made.output]
-                rows.append(
-                    tensor.permute([axes.index(a) for a in [*kept, *summed]]).reshape(
-                        -1, math.prod(made.size(a) for a in summed)
-                    )
-                )
-                number = torch.arange(offset, offset + rows[-1].shape[0]).reshape(
-                    [tensor.shape[axes.index(a)] for a in kept]
-                )
-                offset += rows[-1].shape[0]
-                number = number.permute([kept.index(a) for a in made.output if a in kept])
-                held = iter(number.shape)
-                number = number.reshape([next(held) if a in kept else 1 for a in made.output])
-                index.append(number.expand([made.size(a) for a in made.output]).reshape(score.node.shape))
-            placed = self._lookup.from_scores(index) if index else None
-            if placed is None or len({r.shape[-1] for r in rows}) != 1:
-                found.append(None)
-                continue
-            placed = layout.canonical(placed)
-            chosen = placed[..., 0] if side == 0 else placed[..., 0, :]
-            found.append(torch.cat(rows)[chosen])
+            entries = [
+                entries_of(s.operands[o], s.contraction.operands[o].shape)
+                for s in self._pending.scores
+                for o in (self._operand(side),)
+            ]
+            known = [e for e in entries if e is not None]
+            found.append(self._side_rows(layout, side, known) if known and len(known) == len(entries) else None)
         return found[0], found[1]
+
+    def summed_heads(self) -> int:
+        """How many heads of the queries, or of the keys, each score adds up: axes that only one of the two operands has."""
+        if self._score is None:
+            return 1
+        made: Contraction = self._score.contraction
+        alone = [[a for a in made.summed(i) if a not in made.labels[1 - i]] for i in (0, 1)]
+        return max(math.prod(made.size(a) for a in axes) for axes in alone)
+
+    def _operand(self, side: int) -> int:
+        """The operand of the product that holds the queries (0) or the keys (1)."""
+        return side if self.query_side() == 0 else 1 - side
+
+    def _side_rows(self, layout: Layout, side: int, held: Sequence[Tensor] | None = None) -> Tensor | None:
+        """One operand as `[batch, heads, position, width]`, or what is `held` in the place of its entries."""
+        self.orient(layout)
+        operand = self._operand(side)
+        rows, offset, index = [], 0, []
+        for number, score in enumerate(self._pending.scores):
+            made: Contraction = score.contraction
+            tensor, axes = made.operands[operand].detach(), list(made.labels[operand])
+            tensor = tensor if held is None else held[number]
+            kept = [a for a in axes if a in made.output]
+            summed = [a for a in axes if a not in made.output]
+            rows.append(
+                tensor.permute([axes.index(a) for a in [*kept, *summed]]).reshape(
+                    -1, math.prod(made.size(a) for a in summed)
+                )
+            )
+            place = torch.arange(offset, offset + rows[-1].shape[0]).reshape(
+                [tensor.shape[axes.index(a)] for a in kept]
+            )
+            offset += rows[-1].shape[0]
+            place = place.permute([kept.index(a) for a in made.output if a in kept])
+            sizes = iter(place.shape)
+            place = place.reshape([next(sizes) if a in kept else 1 for a in made.output])
+            index.append(place.expand([made.size(a) for a in made.output]).reshape(score.node.shape))
+        placed = self._lookup.from_scores(index) if index else None
+        if placed is None or len({r.shape[-1] for r in rows}) != 1:
+            return None
+        placed = layout.canonical(placed)
+        return torch.cat(rows)[placed[..., 0] if side == 0 else placed[..., 0, :]]
 
     def path_scale(self) -> tuple[float, bool, bool, float | None]:
         """The factor put on q and k before their product; whether a norm or a parameter takes part; a softcap after it."""

@@ -1,0 +1,135 @@
+"""Heads that share keys and values, in several styles: expanded before a fused call, and grouped inside an einsum."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from tests.zoo.case import plant
+from torch import Tensor, nn
+
+from intently import Intent, Mask, Target
+
+WIDTH, HEADS, KV_HEADS, VOCABULARY = 24, 6, 2, 23
+GROUP, D = HEADS // KV_HEADS, WIDTH // HEADS
+
+
+class Expanded(nn.Module):
+    """Keys and values are repeated, one for each query head, before a fused call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.o_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.k_proj, self.v_proj = nn.Linear(WIDTH, KV_HEADS * D), nn.Linear(WIDTH, KV_HEADS * D)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return k.repeat_interleave(GROUP, 1)
+
+    def values(self, v: Tensor) -> Tensor:
+        return v[:, :, None].expand(-1, -1, GROUP, -1, -1).flatten(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (-1, D)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return self.o_proj(self.attend(q, self.keys(k), self.values(v)).transpose(1, 2).flatten(2))
+
+
+class ByHand(Expanded):
+    """The same with an explicit product and softmax."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        return (q @ k.mT / D**0.5).masked_fill(later, float("-inf")).softmax(-1) @ v
+
+
+class Grouped(nn.Module):
+    """Queries keep their group as an axis of its own; keys and values are never repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.to_kv = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 2 * KV_HEADS * D, bias=False)
+        self.to_out = nn.Linear(WIDTH, WIDTH)
+
+    def split(self, q: Tensor) -> Tensor:
+        """`[batch, query, kv head, group, width]`."""
+        return q.view(*q.shape[:2], KV_HEADS, GROUP, D)
+
+    def merge(self, y: Tensor) -> Tensor:
+        return y.flatten(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, (k, v) = self.split(self.to_q(x)), (t.unflatten(-1, (KV_HEADS, D)) for t in self.to_kv(x).chunk(2, -1))
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        logits = torch.einsum("bihgd,bjhd->bhgij", q, k) * D**-0.5
+        weights = logits.masked_fill(later, float("-inf")).softmax(-1)
+        return self.to_out(self.merge(torch.einsum("bhgij,bjhd->bihgd", weights, v)))
+
+
+class Model(nn.Module):
+    def __init__(self, attentions: tuple[type[nn.Module], ...]) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.norms, self.attentions = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in attentions), nn.ModuleList()
+        self.attentions.extend(a() for a in attentions)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for norm, attention in zip(self.norms, self.attentions, strict=True):
+            x = x + attention(norm(x))
+        return self.head(x)
+
+
+def decoder(*attentions: type[nn.Module]) -> Target:
+    torch.manual_seed(21)
+    return Target(Model(attentions).eval(), Intent(Mask.causal()), tokens=VOCABULARY)
+
+
+# -- the planted lines ------------------------------------------------------------------------------------------------
+
+
+class Repeats(Expanded):
+    def keys(self, k: Tensor) -> Tensor:
+        return k.repeat(1, GROUP, 1, 1)
+
+    def values(self, v: Tensor) -> Tensor:
+        return v.repeat(1, GROUP, 1, 1)
+
+
+class ExpandsInFront(Expanded):
+    def values(self, v: Tensor) -> Tensor:
+        return v[:, None].expand(-1, GROUP, -1, -1, -1).flatten(1, 2)
+
+
+class TilesKeys(ByHand):
+    def keys(self, k: Tensor) -> Tensor:
+        return torch.tile(k, (1, GROUP, 1, 1))
+
+
+class Stacks(ByHand):
+    def keys(self, k: Tensor) -> Tensor:
+        return torch.cat([k] * GROUP, 1)
+
+    values = keys
+
+
+class GroupOutside(Grouped):
+    def split(self, q: Tensor) -> Tensor:
+        return q.view(*q.shape[:2], GROUP, KV_HEADS, D).transpose(2, 3)
+
+    def merge(self, y: Tensor) -> Tensor:
+        return y.transpose(2, 3).flatten(2)
+
+
+ONE, ALL = ("attentions.1",), ("attentions.0", "attentions.1")
+E, H, G = Expanded, ByHand, Grouped
+FAULT = "kv-heads-misordered"
+
+CASES = (
+    *plant("sdpa", FAULT, "repeat instead of repeat_interleave", *ONE, build=decoder, bad=(E, Repeats), good=(E, E)),
+    *plant("sdpa", FAULT, "repeated everywhere", *ALL, build=decoder, bad=(Repeats, Repeats), good=(E, E)),
+    *plant("sdpa", FAULT, "values expanded in front", *ONE, build=decoder, bad=(E, ExpandsInFront), good=(E, E)),
+    *plant("matmul", FAULT, "keys tiled", "attentions.0", build=decoder, bad=(TilesKeys, H), good=(H, H)),
+    *plant("matmul", FAULT, "stacked by cat", *ONE, build=decoder, bad=(H, Stacks), good=(H, H)),
+    *plant("einsum", FAULT, "queries viewed group first", *ONE, build=decoder, bad=(G, GroupOutside), good=(G, G)),
+)
