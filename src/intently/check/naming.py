@@ -21,6 +21,8 @@ _EXPLAINS = {
     "causal-leak": ("window-off-by-one", "window-ignored"),
     "heads-interleaved": ("causal-leak", "causal-extra", "padding-leak", "mask-ignored"),
     "softmax-wrong-axis": ("mask-ignored",),
+    "scale-missing": ("saturated-logits",),
+    "scale-wrong-width": ("saturated-logits",),
     "causal-extra": ("window-off-by-one", "window-ignored", "not-finite"),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from intently.mechanism import normalize
@@ -130,6 +131,26 @@ def rescale(factor: float) -> Repair:
         slope = torch.tensor([f / inside for f in site.scale.factors], dtype=torch.float64)[None, :, None, None]
         logits = tensors.logits.double() + (factor / inside - slope) * tensors.scores.double()
         return Replacement(weights_for(site, logits), logits)
+
+    return repair
+
+
+def norm_queries_and_keys() -> Repair:
+    """Put queries and keys of root mean square 1 in the place of the model's, scaled by 1/√width; mask and bias stay."""
+
+    def repair(site: Site) -> Replacement | None:
+        tensors = site.tensors
+        if tensors is None or tensors.scores is None or tensors.logits is None or site.scale is None:
+            return None
+        if tensors.query is None or tensors.key is None:
+            return None
+        query, key = (F.normalize(t.double(), dim=-1) for t in (tensors.query, tensors.key))
+        scores = query @ key.mT * math.sqrt(query.shape[-1])
+        if scores.shape != tensors.scores.shape:
+            return None
+        slope = _slope(site, fit_scale(tensors.scores, tensors.logits).slope)
+        logits = tensors.logits.double() + scores - slope * tensors.scores.double()
+        return Replacement(softmax(logits), logits)
 
     return repair
 

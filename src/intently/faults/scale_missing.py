@@ -8,7 +8,7 @@ from intently.faults.base import Fault
 FAULT = Fault(
     name="scale-missing",
     stage="scale",
-    promises=("scaled",),
+    promises=("scaled", "responsive", "sees-all"),
     severity="error",
     summary="The logits are the bare q·k: nothing divides them by the square root of the head's width.",
     symptom="Training stalls or plateaus early, the more so the wider the head; attention weights are close to one-hot.",

@@ -8,7 +8,7 @@ from intently.faults.base import Fault
 FAULT = Fault(
     name="scale-wrong-width",
     stage="scale",
-    promises=("scaled",),
+    promises=("scaled", "responsive", "sees-all"),
     severity="error",
     summary="The scale is made from another width than the head's (the model's width, the number of heads, or a square root the wrong way round).",
     symptom="Attention is too flat or too sharp by a constant factor, which changes with the number of heads.",

@@ -13,6 +13,7 @@ from intently.promises import (
     observer_neutral,
     padding_inert,
     repeatable,
+    responsive,
     scaled,
     sees_all,
     windowed,
@@ -23,7 +24,7 @@ from intently.promises.trial import Condition, Influence, Layout, Trial, conditi
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, windowed, padding_inert, batch_independent, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, grouped,
+        causal, sees_all, windowed, padding_inert, batch_independent, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, grouped,
     )
 }  # fmt: skip
 
