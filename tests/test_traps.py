@@ -60,10 +60,28 @@ class Model(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         keep = None if attention_mask is None else attention_mask.bool()
-        x = self.before(self.embed(input_ids) + self.place.weight[: input_ids.shape[1]])
+        x = self.before(self.embed(input_ids) + self.places(input_ids, attention_mask))
         for layer in self.layers:
             x = layer(x, keep)
         return self.after(x)
+
+    def places(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Positions that follow from the mask, so that pads in front change nothing."""
+        kept = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return self.place((kept.long().cumsum(-1) - 1).clamp(min=0))
+
+
+class FromTheFirst(Model):
+    """The same with positions that count pads, too: whoever passes others pads as he likes."""
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        self.given = position_ids
+        return super().forward(input_ids, attention_mask)
+
+    def places(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.place(torch.arange(input_ids.shape[1]) if self.given is None else self.given)
 
 
 class Unpadded(Model):
@@ -551,9 +569,9 @@ TRAPS = (
         "padding-leak",
     ),
     Trap(
-        "learned positions and no argument for them",
-        lambda: two(causal, CAUSAL),
-        lambda: two(partial(padded_leaky, causal=True), CAUSAL),
+        "learned positions that a caller can pass",
+        lambda: two(causal, CAUSAL, model=FromTheFirst),
+        lambda: two(partial(padded_leaky, causal=True), CAUSAL, model=FromTheFirst),
         "padding-leak",
     ),
     Trap("heads folded into the batch", lambda: folded(True), lambda: folded(False), "heads-interleaved"),

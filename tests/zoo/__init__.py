@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from tests.zoo import einsum, heads, matmul, memory, multihead, sdpa
+from tests.zoo import einsum, heads, matmul, memory, multihead, positions, sdpa
 from tests.zoo.case import STYLES, Case, Outcome, judge
 
 # Faults planted in one model share its clean twin, which is checked once.
 CASES: tuple[Case, ...] = tuple(
     {
-        str(c): c for c in (*einsum.CASES, *matmul.CASES, *memory.CASES, *multihead.CASES, *sdpa.CASES, *heads.CASES)
+        str(c): c
+        for c in (
+            *einsum.CASES,
+            *matmul.CASES,
+            *memory.CASES,
+            *multihead.CASES,
+            *positions.CASES,
+            *sdpa.CASES,
+            *heads.CASES,
+        )
     }.values()
 )
 

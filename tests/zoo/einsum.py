@@ -86,7 +86,10 @@ class Tokens(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False):
-        x = self.embed(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
+        places = torch.arange(input_ids.shape[1])
+        if attention_mask is not None:
+            places = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+        x = self.embed(input_ids) + self.positions(places)
         maps = []
         for layer in self.layers:
             x, weights = layer(x, attention_mask, output_attentions)

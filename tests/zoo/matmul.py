@@ -98,7 +98,8 @@ class Decoder(nn.Module):
         self.h = nn.ModuleList(layers)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None):
-        x = self.wte(input_ids) + self.wpe[:, : input_ids.shape[1]]
+        kept = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        x = self.wte(input_ids) + self.wpe[0, (kept.cumsum(-1) - 1).clamp(min=0)]
         hidden = None if attention_mask is None else attention_mask == 0
         for layer in self.h:
             x, _ = layer(x, hidden)

@@ -79,7 +79,10 @@ class Language(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         pads = None if attention_mask is None else attention_mask == 0
-        x = self.embed(input_ids) + self.place.weight[: input_ids.shape[1]]
+        places = torch.arange(input_ids.shape[1])
+        if attention_mask is not None:
+            places = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+        x = self.embed(input_ids) + self.place(places)
         for layer in self.layers:
             x = layer(x, pads)
         return self.head(x)

@@ -398,7 +398,7 @@ def _ill(trial: Trial, condition: Condition) -> bool:
 def _finding(suspicion: Suspicion, proven: bool, note: str) -> Finding:
     site = suspicion.site
     stage = suspicion.fault.stage
-    source = None
+    source = suspicion.source
     if site is not None:
         line = {
             "scale": "scale",

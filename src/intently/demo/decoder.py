@@ -82,7 +82,8 @@ class Decoder(nn.Module):
         self.head = nn.Linear(width, vocab)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        x = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
+        kept = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        x = self.tokens(input_ids) + self.positions((kept.cumsum(-1) - 1).clamp(min=0))
         for layer in self.layers:
             x = layer(x, attention_mask)
         return self.head(self.norm(x))

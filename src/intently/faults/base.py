@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from intently.report import Severity, Witness
+from intently.report import Severity, Source, Witness
 
 if TYPE_CHECKING:
     from intently.sites import Site
@@ -31,6 +31,7 @@ class Suspicion:
     condition: str = ""
     unprovable: str = ""
     place: str = ""  # a module's path, where no site is concerned
+    source: Source | None = None  # a line, where no site is concerned
     proven_by: str = ""  # set by a fault that made its own proof
 
 

@@ -12,6 +12,7 @@ from intently.promises import (
     normalized,
     observer_neutral,
     padding_inert,
+    position_shift,
     repeatable,
     responsive,
     scaled,
@@ -24,7 +25,7 @@ from intently.promises.trial import Condition, Influence, Layout, Trial, conditi
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, windowed, padding_inert, batch_independent, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, grouped,
+        causal, sees_all, windowed, padding_inert, position_shift, batch_independent, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, grouped,
     )
 }  # fmt: skip
 
