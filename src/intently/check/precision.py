@@ -10,6 +10,7 @@ from torch import nn
 
 from intently.errors import CannotCheck
 from intently.promises import difference
+from intently.targets.program import Program
 from intently.targets.running import Runner
 from intently.targets.signature import dtype_of, lengths_for
 from intently.targets.target import Target
@@ -51,6 +52,10 @@ def _runners(target: Target, dtype: str) -> tuple[Runner, dict[str, Runner], lis
         chosen = Runner(target, getattr(torch, dtype))
         _must_run(target, chosen)
         return chosen, {}, []
+    if isinstance(target.model, Program):
+        fixed = Runner(target)
+        _must_run(target, fixed)
+        return fixed, {}, [f"checked in {short(own)}, as the file computes, against its own noise floor"]
     size = parameters(target)
     plain = Runner(target, own if own in (torch.float32, torch.float64) else torch.float32)
     _must_run(target, plain)
@@ -75,6 +80,8 @@ def _runners(target: Target, dtype: str) -> tuple[Runner, dict[str, Runner], lis
 
 def parameters(target: Target) -> int:
     """How many parameters the model has."""
+    if isinstance(target.model, Program):
+        return target.model.parameters
     return sum(p.numel() for p in target.model.parameters()) if isinstance(target.model, nn.Module) else 0
 
 
@@ -89,7 +96,7 @@ def _must_run(target: Target, runner: Runner) -> None:
 def fails(target: Target, runner: Runner) -> str | None:
     """What the model raises on inputs made for it; None when it runs."""
     try:
-        runner.output(target.batch(2, lengths_for(target.streams), dtype=runner.dtype))
+        runner.output(target.batch(target.samples or 2, lengths_for(target.streams), dtype=runner.dtype))
     except CannotCheck:
         raise
     except Exception as error:
@@ -108,11 +115,11 @@ def _sizes(target: Target, runner: Runner) -> tuple[int, dict[str, int]]:
             cause="with one position there is nothing to see or to hide",
             hint="--length 7, or an example with at least two positions",
         )
-    _, sites = runner.traced(target.batch(2, lengths, dtype=runner.dtype), keep=False)
+    _, sites = runner.traced(target.batch(target.samples or 2, lengths, dtype=runner.dtype), keep=False)
     taken = {n for s in sites for n in (s.heads, s.kv_heads, s.head_dim, s.value_dim)}
     # Numbers of queries or keys that are the model's own: learned queries, windows.
     taken |= {n for s in sites for n in (s.queries, s.keys)} - set(lengths.values())
-    samples = next(n for n in (2, 3, 5, 4, 7) if n not in taken)
+    samples = target.samples or next(n for n in (2, 3, 5, 4, 7) if n not in taken)
     for base in (7, 6, 9, 10, 5, 11):
         chosen = lengths_for(target.streams, base)
         free = {n for a, n in chosen.items() if target.stream(a).length is None}
@@ -131,24 +138,16 @@ def _runs_at(target: Target, runner: Runner, samples: int, lengths: Mapping[str,
 
 def noise_floor(target: Target, runner: Runner, samples: int, lengths: Mapping[str, int], seed: int) -> float:
     """Rounding of this model, relative to its largest output: how far a change of its weights by some ulps moves it."""
-    eps = float(torch.finfo(runner.dtype).eps)
+    eps = runner.resolution
     batch = target.batch(samples, lengths, seed=seed, dtype=runner.dtype)
     base = runner.output(batch)
     least = 64 * eps
     finite = base[torch.isfinite(base)]
-    if not isinstance(runner.model, nn.Module) or not finite.numel() or not float(finite.abs().amax()):
+    if not finite.numel() or not float(finite.abs().amax()):
         return least
-    kept = [(p, p.detach().clone()) for p in runner.model.parameters() if p.is_floating_point()]
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter, _ in kept:
-            noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float32).to(parameter) - 0.5
-            parameter.mul_(1 + noise * 8 * eps)
-        try:
-            moved = runner.output(batch)
-        finally:
-            for parameter, value in kept:
-                parameter.copy_(value)
+    moved = runner.shaken(batch, 4 * eps, seed)
+    if moved is None:
+        return least
     gap = torch.nan_to_num(difference(moved, base), posinf=0.0)
     # A router that flips at a tie moves far more than rounding does; the floor is not raised to hide that much.
     return min(max(least, 8 * float(gap.amax()) / float(finite.abs().amax())), 1e5 * eps)

@@ -20,6 +20,7 @@ from intently.faults import FAULTS, Examination, Suspicion
 from intently.faults.side_channel import FOLLOWED
 from intently.intent import Intent
 from intently.promises import PROMISES, Condition, Trial, conditions_of
+from intently.promises.cells import narrow
 from intently.promises.windowed import bites, telling_length
 from intently.report import Cell, Finding, Report, Severity, Verdict
 from intently.sites import Site
@@ -87,7 +88,7 @@ class Check:
                 self.target, self.intent, self.trial.runner, conditions_of(self.target, self.setup.samples), lengths,
                 floor=self.trial.floor, seed=self.seed, progress=self._tick,
             )  # fmt: skip
-            plain = [c for c in trial.conditions if c.switch.name == PLAIN.name and c.layout.samples > 1]
+            plain = [c for c in trial.conditions if c.switch.name == PLAIN.name and not narrow(trial, c)]
             trial.conditions = tuple(c for c in plain if "none" not in c.layout.pads.values())
             if all(_runs(trial, c) and not _ill(trial, c) for c in trial.conditions):
                 if self.intent.origin == "observed":

@@ -43,6 +43,8 @@ def alone(trial: Trial, condition: Condition) -> float | None:
 
 
 def try_on(trial: Trial) -> Iterable[Cell]:
+    if trial.target.samples == 1:
+        return cells.inapplicable("batch-independent", trial, "the model takes one sample at a time")
     found = []
     for condition in trial.conditions:
         if condition.layout.samples < 2 or condition.layout.padded:

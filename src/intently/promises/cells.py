@@ -80,6 +80,11 @@ def repeats(trial: Trial, condition: Condition) -> bool:
     return bool((difference(first, second) <= trial.threshold(first)).all())
 
 
+def narrow(trial: Trial, condition: Condition) -> bool:
+    """Whether a condition has one sample where the model takes more."""
+    return condition.layout.samples < 2 and trial.target.samples != 1
+
+
 def inherited(promise: str, condition: Condition, other: Condition, found: Sequence[Cell]) -> Cell:
     """The verdict of a condition with the same outputs."""
     earlier = next((c for c in found if c.condition == other.name), None)

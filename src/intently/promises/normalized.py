@@ -42,7 +42,7 @@ def has_sink(site: Site) -> bool:
 def try_on(trial: Trial) -> Iterable[Cell]:
     found = []
     for condition in trial.conditions:
-        if condition.layout.samples < 2 or condition.layout.padded or cells.same_as(trial, condition):
+        if cells.narrow(trial, condition) or condition.layout.padded or cells.same_as(trial, condition):
             continue
         sites = trial.sites(condition)
         if not sites:

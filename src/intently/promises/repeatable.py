@@ -95,7 +95,7 @@ def _history(trial: Trial, condition: Condition) -> Iterator[Cell]:
 def try_on(trial: Trial) -> Iterable[Cell]:
     found: list[Cell] = []
     for condition in trial.conditions:
-        if condition.layout.padded or condition.layout.samples < 2:
+        if condition.layout.padded or cells.narrow(trial, condition):
             continue
         if same := cells.same_as(trial, condition):
             found.append(cells.inherited("repeatable", condition, same, found))

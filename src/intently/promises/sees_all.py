@@ -14,6 +14,9 @@ from intently.report import Cell
 from intently.targets.stream import Stream
 
 
+FINE = 1e-12  # a coarser unit of rounding swallows the effect of a key of small weight as a whole
+
+
 def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
     """Per stream, bool [output, tested position]: allowed and real, and yet the output of sample 0 does not move at all."""
     influence = trial.influence(condition)
@@ -31,7 +34,20 @@ def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
             moved = torch.maximum(moved, influence.moved[stream.follows or stream.argument])
         real = cells.real_positions(trial, condition, stream.argument, influence.positions[stream.argument])
         found[stream.argument] = allowed & (least >= moved[:, 0].T) & rows & real
+        if trial.runner.resolution > FINE and bool(found[stream.argument].any()):
+            found[stream.argument] &= ~_faint(trial, condition, stream, outputs)
     return found
+
+
+def _faint(trial: Trial, condition: Condition, stream: Stream, outputs: int) -> Tensor:
+    """bool [output, tested position]: pairs that calls do see, so that only a coarse precision hides what they do."""
+    positions = trial.influence(condition).positions[stream.argument]
+    count = stream.positions(trial.lengths[stream.argument])
+    seen = torch.zeros(outputs, count, dtype=torch.bool)
+    for site in trial.sites(condition):
+        if site.visible is not None and site.visible.shape[-2:] == seen.shape:
+            seen |= site.visible[0].any(0)
+    return (cells.reach(seen) if outputs == count else seen)[:, positions]
 
 
 def _allowed(trial: Trial, influence: Influence, stream: Stream, outputs: int) -> Tensor | None:

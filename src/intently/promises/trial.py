@@ -256,17 +256,19 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
 
 def conditions_of(target: Target, samples: int) -> tuple[Condition, ...]:
     """Every circumstance to try for a target: masks absent, of ones and real; pads on either side; alone and in a batch."""
-    layouts = [Layout(f"batch {samples}", samples), Layout("batch 1", 1)]
+    layouts = [Layout(f"batch {samples}", samples)]
+    layouts += [Layout("batch 1", 1)] if samples > 1 and not target.samples else []
     padded = [s for s in target.streams if s.padding is not None]
     if padded:
         ones = {s.argument: "none" for s in padded}
         layouts.append(Layout("mask of ones", samples, ones))
-        layouts.append(Layout("mask of ones, batch 1", 1, ones))
+        if not target.samples:
+            layouts.append(Layout("mask of ones, batch 1", 1, ones))
         for stream in padded:
             label = "" if len(padded) == 1 else f"{stream.argument}: "
             layouts.append(Layout(f"{label}pads right", samples, {stream.argument: "right"}))
-            # One padded sample alone: where a model thinks that it needs no mask.
-            layouts.append(Layout(f"{label}pads right, batch 1", 1, {stream.argument: "right"}))
+            if not target.samples:  # one padded sample alone: where a model thinks that it needs no mask
+                layouts.append(Layout(f"{label}pads right, batch 1", 1, {stream.argument: "right"}))
             if stream.padding is not None and stream.padding.form != "lengths":
                 layouts.append(Layout(f"{label}pads left", samples, {stream.argument: "left"}))
     switches = (PLAIN, *target.switches)

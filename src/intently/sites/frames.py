@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -20,11 +21,19 @@ _MECHANISM = str(Path(_HERE) / "mechanism")  # a library to models that are buil
 _PLAYING = (str(Path(_HERE) / "demo"), str(Path(_MECHANISM) / "layers"))
 
 
+@runtime_checkable
+class Placed(Protocol):
+    """A model that runs node by node, and says itself which node is at work."""
+
+    def place(self) -> tuple[str, Source | None]: ...
+
+
 class Names:
     """The path of every module of a model, by identity."""
 
     def __init__(self, root: object):
         self._paths: dict[int, str] = {}
+        self.placed = root if isinstance(root, Placed) else None
         self.alone = not isinstance(root, torch.nn.Module)
         if isinstance(root, torch.nn.Module):
             # A compiled module holds the user's module one step further in; its paths are the user's.
@@ -38,6 +47,8 @@ class Names:
 
 def locate(names: Names) -> tuple[str, Source | None]:
     """The path of the innermost module whose forward is running, and the innermost line that is the user's."""
+    if names.placed is not None:
+        return names.placed.place()
     frame: FrameType | None = sys._getframe(2)
     source: Source | None = None
     path: str | None = None

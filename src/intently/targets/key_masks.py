@@ -143,7 +143,7 @@ def _masked(
     trial = dataclasses.replace(target, streams=tuple(changed))
     lengths = lengths_for(changed)
     positions = changed[where].positions(lengths[changed[where].argument])
-    kept = torch.ones(2, positions, dtype=torch.bool)
+    kept = torch.ones(target.samples or 2, positions, dtype=torch.bool)
     kept[0, -2:] = False
     return trial, lengths, {changed[where].argument: kept}
 
@@ -151,7 +151,7 @@ def _masked(
 def _runs_with(target: Target, streams: Sequence[Stream], where: int, padding: Padding) -> bool:
     trial, lengths, kept = _masked(target, streams, where, padding)
     try:
-        batch = trial.batch(2, lengths, dtype=dtype_of(target.model), kept=kept)
+        batch = trial.batch(target.samples or 2, lengths, dtype=dtype_of(target.model), kept=kept)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             call(target.model, batch.arguments)
@@ -165,7 +165,7 @@ def _hides(target: Target, streams: Sequence[Stream], where: int, padding: Paddi
     trial, lengths, kept = _masked(target, streams, where, padding)
     dtype = dtype_of(target.model)
     stream = trial.streams[where]
-    batch = trial.batch(2, lengths, dtype=dtype, kept=kept)
+    batch = trial.batch(target.samples or 2, lengths, dtype=dtype, kept=kept)
 
     def run(position: int | None) -> Tensor:
         arguments = dict(batch.arguments)
@@ -174,7 +174,7 @@ def _hides(target: Target, streams: Sequence[Stream], where: int, padding: Paddi
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             output = call(target.model, arguments)
-        return output_form(output, 2, lengths[trial.main.argument if trial.output else stream.argument]).read(output)[0]
+        return output_form(output, target.samples or 2, lengths[trial.main.argument if trial.output else stream.argument]).read(output)[0]
 
     try:
         base = run(None)

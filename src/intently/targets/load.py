@@ -26,7 +26,7 @@ def load(
     Raises `CannotCheck` in one sentence when it cannot be loaded.
     """
     meant = _intent(intent) if intent is not None else None
-    target = _named(text, seed)
+    target = _named(text, seed, tokens)
     said = {"intent": meant, "tokens": tokens, "features": features, "length": length, "padding": padding}
     changes = {k: v for k, v in said.items() if v is not None}
     if target.streams and (changes.keys() - {"intent"}):
@@ -46,7 +46,7 @@ def _intent(text: str) -> Intent:
         ) from error
 
 
-def _named(text: str, seed: int) -> Target:
+def _named(text: str, seed: int, tokens: int | None) -> Target:
     if text.startswith("hf:"):
         from intently.targets import huggingface
 
@@ -56,7 +56,11 @@ def _named(text: str, seed: int) -> Target:
         from intently.targets import huggingface
 
         return huggingface.folder(path, seed=seed)
-    if path.suffix in (".onnx", ".pt2", ".safetensors", ".bin", ".pt", ".pth"):
+    if path.suffix == ".onnx":
+        from intently.targets import onnx_file
+
+        return onnx_file.load(path, tokens=tokens)
+    if path.suffix in (".pt2", ".safetensors", ".bin", ".pt", ".pth"):
         raise CannotCheck(
             f"{text} is a {path.suffix} file, which cannot be checked here",
             hint="name Python code that builds the model, path/file.py:NAME, or a folder with a config.json and weights",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from intently.errors import CannotCheck
 from intently.sites import Edit, Settings, Site, Sizes, named_arguments, tracing
+from intently.targets.program import Program
 from intently.targets.signature import dtype_of, lengths_for
 from intently.targets.stream import Batch
 from intently.targets.target import OutputForm, Switch, Target, call, output_form, tensors_of
@@ -30,6 +31,7 @@ class Runner:
         self.forwards = 0
         self.opaque = False  # part of the model ran unseen by tracing
         self.model = _prepared(target.model, self.dtype)
+        self.watched = self.model.watched if isinstance(self.model, Program) else self.model
         self._forms: dict[str, OutputForm] = {}
 
     def fresh(self) -> Runner:
@@ -64,16 +66,49 @@ class Runner:
         self, batch: Batch, switch: Switch, seed: int, settings: Settings
     ) -> tuple[Tensor, tuple[Site, ...]]:
         arguments = {**batch.arguments, **switch.arguments}
-        named = named_arguments(self.model, (), arguments)
+        arguments = self.model.complete(arguments) if isinstance(self.model, Program) else arguments
+        named = named_arguments(self.watched, (), arguments)
         lengths = {batch.lengths[s.argument] for s in self.target.streams}
         lengths |= {s.positions(batch.lengths[s.argument]) for s in self.target.streams}
         settings.sizes = Sizes(batch.samples, frozenset(lengths))
-        with self._context(switch, seed), tracing(self.model, named, settings) as tracer:
-            result = call(self.model, arguments)
+        with self._context(switch, seed), tracing(self.watched, named, settings) as tracer:
+            result = call(self.watched, arguments)
         for tensor in tensors_of(result):
             tracer.known.of(tensor)  # an output that no seen call made is noted, too
         self.opaque = self.opaque or tracer.opaque()
         return self._read(result, batch, switch), tracer.sites()
+
+    @property
+    def replayed(self) -> bool:
+        """Whether what is looked at is another run of the same computation than the one that is judged."""
+        return self.watched is not self.model
+
+    @property
+    def resolution(self) -> float:
+        """The unit of rounding, relative."""
+        return self.model.resolution if isinstance(self.model, Program) else float(torch.finfo(self.dtype).eps)
+
+    def shaken(self, batch: Batch, step: float, seed: int) -> Tensor | None:
+        """The output with each weight moved by up to `step`, relatively; None where there are no weights to move."""
+        if isinstance(self.model, Program):
+            moved = self.model.shaken(step, seed)
+            if moved is None:
+                return None
+            self.forwards += 1
+            return self._read(moved(**batch.arguments), batch, PLAIN)
+        if not isinstance(self.model, nn.Module):
+            return None
+        kept = [(p, p.detach().clone()) for p in self.model.parameters() if p.is_floating_point()]
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter, _ in kept:
+                noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float32).to(parameter) - 0.5
+                parameter.mul_(1 + noise * 2 * step)
+            try:
+                return self.output(batch)
+            finally:
+                for parameter, value in kept:
+                    parameter.copy_(value)
 
     @contextlib.contextmanager
     def _context(self, switch: Switch, seed: int) -> Iterator[None]:
@@ -104,14 +139,18 @@ class Runner:
     def _form(self, switch: Switch) -> OutputForm:
         """Found on a batch whose sizes differ from each other."""
         lengths = lengths_for(self.target.streams)
-        batch = self.target.batch(3, lengths, dtype=self.dtype)
+        samples = self.target.samples or 3
+        batch = self.target.batch(samples, lengths, dtype=self.dtype)
         main = self.target.main
         with self._context(switch, 0):
             result = call(self.model, {**batch.arguments, **switch.arguments})
-        return output_form(result, 3, main.positions(lengths[main.argument]))
+        return output_form(result, samples, main.positions(lengths[main.argument]))
 
 
 def _prepared(model: Any, dtype: torch.dtype) -> Any:
+    if isinstance(model, Program) and dtype != model.dtype:
+        name, own = (str(d).removeprefix("torch.") for d in (dtype, model.dtype))
+        raise CannotCheck(f"the file computes in {own}, not in {name}", hint=f"--dtype {own}, or leave it out")
     if not isinstance(model, nn.Module):
         return model
     try:
@@ -142,4 +181,4 @@ def trace_once(target: Target) -> tuple[Site, ...]:
     ready = target.ready()
     runner = Runner(ready)
     lengths = lengths_for(ready.streams)
-    return runner.traced(ready.batch(2, lengths, dtype=runner.dtype), keep=False)[1]
+    return runner.traced(ready.batch(ready.samples or 2, lengths, dtype=runner.dtype), keep=False)[1]

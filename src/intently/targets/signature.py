@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from intently.targets.program import Program
 from intently.targets.stream import Stream
 
 # What an argument of this name means by a true entry. A name that says neither is tried both ways.
@@ -67,6 +68,8 @@ def lengths_for(streams: Sequence[Stream], base: int = 7) -> dict[str, int]:
 
 def dtype_of(model: Any) -> torch.dtype:
     """The floating type of the model's parameters."""
+    if isinstance(model, Program):
+        return model.dtype
     if isinstance(model, nn.Module):
         for parameter in [*model.parameters(), *model.buffers()]:
             if parameter.is_floating_point():

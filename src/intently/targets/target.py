@@ -62,6 +62,7 @@ class Target:
     output: str | None = None  # the stream whose positions the output follows
     constants: Mapping[str, Any] = field(default_factory=dict)
     switches: tuple[Switch, ...] = ()
+    samples: int | None = None  # the number of samples that the model is bound to; None where it takes any
     known: bool = False  # a released architecture: its scale and kernels are as published
     notes: tuple[str, ...] = ()
 

@@ -164,10 +164,10 @@ def _opset(imports: Any) -> int:
 
 
 def _steps(nodes: Any, opset: int) -> tuple[Step, ...]:
-    return tuple(_step(node, opset) for node in nodes)
+    return tuple(step_of(node, opset) for node in nodes)
 
 
-def _step(node: Any, opset: int) -> Step:
+def step_of(node: Any, opset: int) -> Step:
     kind = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
     if kind not in ("Attention", "RotaryEmbedding"):
         raise ValueError(
