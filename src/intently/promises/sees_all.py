@@ -13,7 +13,6 @@ from intently.promises.trial import Condition, Influence, Trial
 from intently.report import Cell
 from intently.targets.stream import Stream
 
-
 FINE = 1e-12  # a coarser unit of rounding swallows the effect of a key of small weight as a whole
 
 

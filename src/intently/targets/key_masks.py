@@ -174,7 +174,9 @@ def _hides(target: Target, streams: Sequence[Stream], where: int, padding: Paddi
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             output = call(target.model, arguments)
-        return output_form(output, target.samples or 2, lengths[trial.main.argument if trial.output else stream.argument]).read(output)[0]
+        return output_form(
+            output, target.samples or 2, lengths[trial.main.argument if trial.output else stream.argument]
+        ).read(output)[0]
 
     try:
         base = run(None)

@@ -152,7 +152,8 @@ def _running(target: Target) -> Target:
     first: Exception | None = None
     for length in (None, *_OTHER_LENGTHS):
         streams = [s if s.length or s.kind == "pixels" else replace(s, length=length) for s in target.streams]
-        for samples in dict.fromkeys((target.samples, *([] if target.samples else [1]))):
+        choices: tuple[int | None, ...] = (target.samples,) if target.samples else (None, 1)
+        for samples in choices:
             error = attempt(target, streams, samples=samples or 2)
             if error is None:
                 return replace(target, streams=tuple(streams), samples=samples)
@@ -212,7 +213,9 @@ def _read(path: Path) -> Any:
     try:
         model = onnx.load(str(path))
     except DecodeError as error:
-        raise CannotCheck(f"{path} is not an ONNX model", cause="its bytes are no ModelProto", hint="export it again") from error
+        raise CannotCheck(
+            f"{path} is not an ONNX model", cause="its bytes are no ModelProto", hint="export it again"
+        ) from error
     except Exception as error:
         raise CannotCheck(f"{path} cannot be read", cause=_said(error)) from error
     if not model.graph.node:
@@ -223,7 +226,9 @@ def _read(path: Path) -> Any:
 def _given(info: Any) -> Given:
     kind = info.type.tensor_type
     if kind.elem_type not in TYPES:
-        raise CannotCheck(f"the graph's input {info.name} is no tensor of numbers", cause=f"its type has the code {kind.elem_type}")
+        raise CannotCheck(
+            f"the graph's input {info.name} is no tensor of numbers", cause=f"its type has the code {kind.elem_type}"
+        )
     shape = tuple(
         int(d.dim_value) if d.HasField("dim_value") and d.dim_value > 0 else d.dim_param or f"{info.name}.{i}"
         for i, d in enumerate(kind.shape.dim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,8 +71,6 @@ def _of_query_key_value(chosen: Sequence[Given]) -> tuple[Stream, ...]:
         heads, length = (heads if isinstance(heads, int) else 3), _fixed(each.shape[-2])
         made.append(Stream(each.name, "features", length=length, width=each.shape[-1], heads=heads, part=part))  # type: ignore[arg-type]
     query, key, value = made
-    from dataclasses import replace
-
     return replace(query, follows=key.argument), key, replace(value, follows=key.argument)
 
 
@@ -117,7 +115,7 @@ def _reader(graph: Any, name: str, kinds: set[str]) -> Any:
     return found
 
 
-def _stored(graph: Any) -> dict[str, Sequence[int]]:
+def _stored(graph: Any) -> dict[str, list[int]]:
     """Shapes of the tensors stored in a graph, through the nodes that only turn their numbers into floats."""
     shapes = {each.name: list(each.dims) for each in graph.initializer}
     for node in graph.node:
@@ -168,9 +166,13 @@ def _added(each: Given, sizes: Mapping[str, int], arguments: Mapping[str, Any]) 
         if len(each.shape) == 2 and mask is not None:
             return (mask.to(torch.int64).cumsum(-1) - 1).clamp_min(0).to(each.dtype)
         places = torch.arange(length, dtype=each.dtype)
-        return places if len(each.shape) == 1 else places.expand(1 if each.shape[0] == 1 else batch, length).contiguous()
+        return (
+            places if len(each.shape) == 1 else places.expand(1 if each.shape[0] == 1 else batch, length).contiguous()
+        )
     elif is_mask(each.name) or _KINDS.search(each.name):
-        shape = [sizes.get(n, (batch, length)[min(i, 1)]) if isinstance(n, str) else n for i, n in enumerate(each.shape)]
+        shape = [
+            sizes.get(n, (batch, length)[min(i, 1)]) if isinstance(n, str) else n for i, n in enumerate(each.shape)
+        ]
         make = torch.ones if is_mask(each.name) else torch.zeros
         return make(shape, dtype=each.dtype)
     elif len(each.shape) < 2 and not each.floating and all(n == 1 for n in each.shape):

@@ -37,10 +37,9 @@ def multi_head(
     if bias is not None:
         first, second = query.shape[-1], query.shape[-1] + key.shape[-1]
         query, key, value = query + bias[:first], key + bias[first:second], value + bias[second:]
-    parts = [_split(each, a["num_heads"]) for each in (query, key, value)]
-    seen = _key_mask(mask, parts[1].shape[0], parts[1].shape[-2])
-    made = _attend(a, *parts, seen, added, causal=bool(a.get("unidirectional", 0)))
-    return made, parts[1], parts[2]
+    query, key, value = (_split(each, a["num_heads"]) for each in (query, key, value))
+    seen = _key_mask(mask, key.shape[0], key.shape[-2])
+    return _attend(a, query, key, value, seen, added, causal=bool(a.get("unidirectional", 0))), key, value
 
 
 def grouped(
@@ -105,7 +104,9 @@ def _key_mask(mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
         return (torch.arange(keys) < mask[:, None])[:, None, None, :]
     if mask.dim() not in (2, 3, 4):
         raise NotImplementedError("a mask of starts and ends")
-    return (mask != 0).reshape(mask.shape[0], 1, *([1] if mask.dim() == 2 else []), *mask.shape[1 if mask.dim() < 4 else 2 :])
+    return (mask != 0).reshape(
+        mask.shape[0], 1, *([1] if mask.dim() == 2 else []), *mask.shape[1 if mask.dim() < 4 else 2 :]
+    )
 
 
 def _attend(

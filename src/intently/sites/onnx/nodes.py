@@ -110,7 +110,11 @@ def softmax_before(step: Step, makers: Mapping[str, Step]) -> Step:
 
 def is_module_path(name: str) -> bool:
     """Whether an initialiser is named as a module names a parameter (`layers.0.temperature`), not as an exporter names a number."""
-    return "." in name and not name.startswith(("/", "onnx::")) and all(p.isidentifier() or p.isdigit() for p in name.split("."))
+    return (
+        "." in name
+        and not name.startswith(("/", "onnx::"))
+        and all(p.isidentifier() or p.isdigit() for p in name.split("."))
+    )
 
 
 def tensor(held: Any) -> Tensor:

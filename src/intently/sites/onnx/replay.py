@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -67,9 +66,7 @@ class Replay(nn.Module):
         known = self._run(self._graph.steps, {**self._constants, **arguments}, {})
         return {name: known[name] for name in self._graph.outputs}
 
-    def _run(
-        self, steps: Sequence[nodes.Step], known: dict[str, Any], given: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _run(self, steps: Sequence[nodes.Step], known: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         for step in steps:
             if step.kind == "Constant" and step.outputs[0] in known:
                 continue
