@@ -385,13 +385,19 @@ def _settable(model: Any, name: str) -> bool:
     """Whether some part of the model takes this implementation; one with a class for each does not."""
     from transformers import PreTrainedModel
 
-    parts = [m for m in model.modules() if isinstance(m, PreTrainedModel) and m._can_set_attn_implementation()]
+    parts = [m for m in model.modules() if isinstance(m, PreTrainedModel) and _chooses(m)]
     before = [_implementation(part) for part in parts]
     try:
         with _set_to(name)(model):
             return [_implementation(part) for part in parts] != before
     except Exception:
         return False
+
+
+def _chooses(part: Any) -> bool:
+    """Whether a part can be told its implementation; before transformers 4.57 none could, once it was built."""
+    may = getattr(part, "_can_set_attn_implementation", None)
+    return may is not None and hasattr(part, "set_attn_implementation") and may()
 
 
 def _takes(model: Any, argument: str) -> bool:
