@@ -24,7 +24,18 @@ def checked(python: Path, case: Case) -> tuple[str, list[dict[str, str]]]:
     """The verdict of the command line on a case's model, and the findings; `unchecked` with the reason as the only finding."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.json"
-        command = [str(python), "-W", "ignore", "-m", "intently", "check", f"{case.file}:build", "--quiet", "--json", str(out)]
+        command = [
+            str(python),
+            "-W",
+            "ignore",
+            "-m",
+            "intently",
+            "check",
+            f"{case.file}:build",
+            "--quiet",
+            "--json",
+            str(out),
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
         try:
             said = subprocess.run(
@@ -66,7 +77,10 @@ def main() -> int:
             line, good = row(given.folder, case, kind, requirement)
             rows.append(line)
             wrong, total = wrong + (not good), total + 1
-            print(f"{case.name}: {line[2]}: {line[3]}; {line[4] or 'nothing told'}; as it should be: {line[5] or '-'}", flush=True)
+            print(
+                f"{case.name}: {line[2]}: {line[3]}; {line[4] or 'nothing told'}; as it should be: {line[5] or '-'}",
+                flush=True,
+            )
         if not case.fixed and case.why:
             rows.append((case.report, case.fault, "none fixed", "", case.why, ""))
     if not given.names:

@@ -12,7 +12,7 @@ MODELS = Path(__file__).parent / "models"
 class Case:
     """`faulty` and `fixed` are pip requirements, one or more by spaces; `fixed` is empty where no release is, and `why` says so.
 
-    `model` is a file in `models/` whose `build()` returns the target. `without` asks pip to leave out what the wheels
+    The file of its name in `models/` has a `build()` that returns the target. `without` asks pip to leave out what the wheels
     require (`--no-deps`), for wheels pinned to a torch of their own.
     """
 
@@ -21,13 +21,12 @@ class Case:
     fault: str
     faulty: str
     fixed: str = ""
-    model: str = ""
     why: str = ""
     without: bool = False
 
     @property
     def file(self) -> Path:
-        return MODELS / f"{self.model or self.name}.py"
+        return MODELS / f"{self.name}.py"
 
     def releases(self) -> tuple[tuple[str, str], ...]:
         """`("faulty", requirement)`, and `("fixed", requirement)` where there is one."""

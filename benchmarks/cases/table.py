@@ -19,7 +19,7 @@ CASES = (
     ),
     Case(
         "label_attention", "InseeFrLab/torchTextClassifiers#92", "mask-inverted", "torchtextclassifiers==1.0.4",
-        "torchtextclassifiers==2.0.0",
+        "torchtextclassifiers==2.0.0 scikit-learn",
     ),
     Case(
         "eva", "huggingface/pytorch-image-models#2236", "mask-ignored", "timm==1.0.7 torchvision==0.28.0",
@@ -44,7 +44,7 @@ CASES = (
     Case(
         "phi3_window", "huggingface/transformers#33586", "window-ignored", "transformers==4.45.2", "transformers==4.46.3",
     ),
-    Case("xformers_rotary", "facebookresearch/xformers#841", "rope-wrong-axis", "xformers==0.0.21", without=True),
+    Case("xformers_rotary", "facebookresearch/xformers#841", "rope-wrong-axis", "xformers==0.0.21", why="the same code in 0.0.22", without=True),
     Case(
         "gpt2_padding", "huggingface/trl#469", "position-shifted-by-padding", "transformers==5.24.0",
         why="by design: the caller passes position_ids",
@@ -54,7 +54,7 @@ CASES = (
         "x-transformers==1.21.1 einops packaging", "x-transformers==1.22.5 einops packaging einx", without=True,
     ),
     Case("llama_packed", "huggingface/transformers#46634", "documents-leak", "transformers==5.24.0", why=NO_RELEASE),
-    Case("gemma2_float64", "found by this check", "not-finite", "transformers==5.24.0", model="float64_gemma2", why=NO_RELEASE),
-    Case("bloom_float64", "found by this check", "not-finite", "transformers==5.24.0", model="float64_bloom", why=NO_RELEASE),
-    Case("mpt_float64", "found by this check", "not-finite", "transformers==5.24.0", model="float64_mpt", why=NO_RELEASE),
+    Case("float64_gemma2", "found by this check", "not-finite", "transformers==5.24.0", why=NO_RELEASE),
+    Case("float64_bloom", "found by this check", "not-finite", "transformers==5.24.0", why=NO_RELEASE),
+    Case("float64_mpt", "found by this check", "not-finite", "transformers==5.24.0", why=NO_RELEASE),
 )  # fmt: skip

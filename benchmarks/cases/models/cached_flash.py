@@ -13,7 +13,8 @@ class Cached(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = TransformerWrapper(
-            num_tokens=64, max_seq_len=64,
+            num_tokens=64,
+            max_seq_len=64,
             attn_layers=Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, attn_flash=True),
         )
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from intently import Intent, Mask, Target
 
 sys.path.insert(0, str(Path(__file__).parent))
-import _timm  # noqa: F401, E402
-from timm.models.eva import EvaAttention  # noqa: E402
+import _timm  # noqa: F401
+from timm.models.eva import EvaAttention
 
 
 class Block(nn.Module):

@@ -11,8 +11,15 @@ class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         config = LlamaConfig(
-            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, attn_implementation="sdpa",
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            attn_implementation="sdpa",
         )
         self.model = LlamaForCausalLM(config)
 

@@ -8,8 +8,8 @@ import torch
 from intently import Intent, Mask, Target
 
 sys.path.insert(0, str(Path(__file__).parent))
-import _timm  # noqa: F401, E402
-from timm.models.vision_transformer import Attention  # noqa: E402
+import _timm  # noqa: F401
+from timm.models.vision_transformer import Attention
 
 
 def build() -> Target:

@@ -202,17 +202,22 @@ class Check:
         self.aside = (single, ill)
 
     def _refuse_dead(self) -> None:
-        """A model whose output no input moves cannot be judged: every mask would pass."""
-        condition = self.trial.conditions[0]
-        if _ill(self.trial, condition):
-            return
-        influence = self.trial.influence(condition)
-        if all(float(m.amax()) == 0 for m in influence.moved.values()):
-            raise CannotCheck(
-                f"no change of any input moves the output of {self.target.label}",
-                cause="its output does not depend on its inputs (zero-initialised output projection, or the wrong argument is changed)",
-                hint="load trained weights, redraw the zeros, or give inputs= an example call",
-            )
+        """A model whose output no input moves cannot be judged: every mask would pass.
+
+        One that is dead under a mask of ones alone is alive: such a mask hides everything there.
+        """
+        plain = [c for c in self.trial.conditions if c.switch.name == PLAIN.name]
+        for condition in (plain[0], *(c for c in plain if c.layout.padded)):
+            if _ill(self.trial, condition):
+                return
+            influence = self.trial.influence(condition)
+            if any(float(m.amax()) > 0 for m in influence.moved.values()):
+                return
+        raise CannotCheck(
+            f"no change of any input moves the output of {self.target.label}",
+            cause="its output does not depend on its inputs (zero-initialised output projection, or the wrong argument is changed)",
+            hint="load trained weights, redraw the zeros, or give inputs= an example call",
+        )
 
     def _plain_sites(self) -> tuple[Site, ...]:
         plain = [c for c in self.trial.conditions if c.switch.name == PLAIN.name]
