@@ -1,7 +1,7 @@
 # Every command sets up .venv first where it must; `make demo` and `make test` are the two to know.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format types imports docs check zoo survey bench renew wheel clean
+.PHONY: help demo test lint format types imports docs check zoo survey inject cases bench renew wheel clean
 
 # The first of these that runs; say PYTHON=... for another.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c '' 2>/dev/null && echo $(p))))
@@ -51,6 +51,12 @@ zoo: $(STAMP) ## hit and false-alarm rates on the faulty and clean models of tes
 
 survey: $(STAMP) ## check tiny models of the installed transformers types
 	@$(BIN)/python -m benchmarks.survey $(ARGS)
+
+inject: $(STAMP) ## plant every fault in released architectures, and count what a check finds
+	@$(BIN)/python -m benchmarks.inject $(ARGS)
+
+cases: $(STAMP) ## check the releases that public reports name, each in an environment of its own
+	@$(BIN)/python -m benchmarks.cases $(ARGS)
 
 bench: $(STAMP) ## time and memory against PyTorch's own attention
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

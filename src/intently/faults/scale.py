@@ -82,6 +82,8 @@ def is_folded(site: Site) -> bool:
     tensors = site.tensors
     if tensors is None or tensors.query is None or tensors.key is None:
         return False
+    if site.scale is not None and site.scale.inside != 1:
+        return False  # one of the two was multiplied on the way: their sizes are not the weights' doing
     query, key = (float(t.detach().double().pow(2).mean().sqrt()) for t in (tensors.query, tensors.key))
     ratio = min(query, key) / max(query, key, 1e-30) * math.sqrt(site.head_dim)
     return site.head_dim > 3 and 0.67 < ratio < 1.5

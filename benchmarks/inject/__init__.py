@@ -1,0 +1,1 @@
+"""Faults planted in released architectures, call by call, and what a check says of each."""
