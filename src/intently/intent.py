@@ -72,7 +72,7 @@ class Intent:
         """Whether no query may see a later key; None when no mask is stated."""
         if self.mask is None:
             return None
-        seen = self.mask.matrix(12)
+        seen = self.mask.matrix(len(self.mask.document_numbers or ()) or 12)
         return not bool(seen.triu(1).any())
 
     def mask_at(self, path: str) -> Mask | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.zoo import einsum, heads, matmul, memory, multihead, positions, sdpa
+from tests.zoo import documents, einsum, heads, matmul, memory, multihead, positions, sdpa
 from tests.zoo.case import STYLES, Case, Outcome, judge
 
 # Faults planted in one model share its clean twin, which is checked once.
@@ -10,6 +10,7 @@ CASES: tuple[Case, ...] = tuple(
     {
         str(c): c
         for c in (
+            *documents.CASES,
             *einsum.CASES,
             *matmul.CASES,
             *memory.CASES,

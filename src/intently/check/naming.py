@@ -14,12 +14,14 @@ from intently.report import Cell
 _EXPLAINS = {
     "mask-inverted": (
         "padding-leak", "mask-ignored", "causal-leak", "causal-extra", "window-off-by-one", "window-ignored", "memory-mask-ignored",
-        "not-finite",
+        "documents-leak", "not-finite",
     ),
     "memory-mask-ignored": ("padding-leak", "mask-ignored"),
-    "mask-ignored": ("padding-leak", "causal-leak", "window-ignored", "scale-wrong-width", "not-normalized"),
+    "mask-ignored": (
+        "padding-leak", "causal-leak", "window-ignored", "documents-leak", "scale-wrong-width", "not-normalized",
+    ),
     "causal-leak": ("window-off-by-one", "window-ignored"),
-    "heads-interleaved": ("causal-leak", "causal-extra", "padding-leak", "mask-ignored"),
+    "heads-interleaved": ("causal-leak", "causal-extra", "padding-leak", "mask-ignored", "documents-leak"),
     "softmax-wrong-axis": ("mask-ignored",),
     "scale-missing": ("saturated-logits",),
     "scale-wrong-width": ("saturated-logits",),

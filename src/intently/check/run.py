@@ -16,14 +16,16 @@ from intently.check.observe import observed
 from intently.check.precision import MOST_PARAMETERS_IN_HALF, Setup, noise_floor, parameters, set_up, short
 from intently.check.proof import UNDO_A_SWITCH, Prover, edits_of
 from intently.errors import CannotCheck
-from intently.faults import FAULTS, Examination, Suspicion
+from intently.faults import FAULTS, Examination, Suspicion, documents_leak
 from intently.faults.side_channel import FOLLOWED
 from intently.intent import Intent
-from intently.promises import PROMISES, Condition, Trial, conditions_of
+from intently.masks import Mask
+from intently.promises import PROMISES, Condition, Trial, conditions_of, documents_isolated
 from intently.promises.cells import narrow
 from intently.promises.windowed import bites, telling_length
 from intently.report import Cell, Finding, Report, Severity, Verdict
 from intently.sites import Site
+from intently.targets.packing import as_stated, packed, split
 from intently.targets.running import PLAIN, Runner
 from intently.targets.signature import lengths_for
 from intently.targets.target import Target
@@ -32,6 +34,8 @@ Progress = Callable[[str, int, int], None]
 LONG = (48, 36)  # positions; tables of positions often hold 64
 MOST_FOR_A_WINDOW = 192  # positions tried at most to go beyond what the windows of all layers reach
 _LONG = "long"
+LENGTH_OF_A_ROW = 9  # positions of a row into which documents are packed
+_PACKED = "packed"
 _SEVERITIES = {"error": 0, "warning": 1, "note": 2}
 _STAGE_LINES = {"project": "score", "outside": "normalize"}  # where a stage's line goes by another stage's name
 
@@ -41,6 +45,7 @@ class Check:
 
     def __init__(self, target: Target, wanted: Selection, dtype: str, seed: int, progress: Progress | None):
         self.started = time.perf_counter()
+        target = as_stated(target)
         self.target, self.wanted, self.seed, self.progress = target, wanted, seed, progress
         self.setup: Setup = set_up(target, dtype)
         self.notes: list[str] = [*target.notes, *self.setup.notes]
@@ -65,6 +70,11 @@ class Check:
             cells += [replace(c, note=c.note or "in float32") for c in more if c.condition in names]
             known = {(f.fault, f.site) for f in findings}
             findings += [f for f in found if f.condition in names and (f.fault, f.site) not in known]
+        packing = self._packed()
+        if packing is not None:
+            more, found = self._judge_packed(packing)
+            cells += more
+            findings += found
         longer = self._longer()
         self.trials = [self.trial] if longer is None else [self.trial, longer]
         if longer is not None:
@@ -95,6 +105,46 @@ class Check:
                     trial.intent = observed(self.target, lengths, trial.sites(trial.conditions[0]))
                 return trial
         return None
+
+    def _packed(self) -> Trial | None:
+        """The model with documents packed into each row; None where it cannot be told of them, or the intent has packed them already."""
+        main, mask = self.target.main, self.intent.mask
+        if not self.target.tellings or self.target.documents or not self.wanted.promise(documents_isolated.NAME):
+            return None
+        if main.length is not None and main.length < 4:
+            return None
+        target = packed(self.target, split(main.length or LENGTH_OF_A_ROW))
+        apart = Mask.documents(ids=target.documents)
+        layers = tuple(m & apart for m in self.intent.layers)
+        intent = replace(self.intent, mask=apart if mask is None else mask & apart, layers=layers)
+        trial = Trial(
+            target, intent, self.trial.runner, conditions_of(target, self.setup.samples), lengths_for(target.streams),
+            floor=self.trial.floor, seed=self.seed, progress=self._tick,
+        )  # fmt: skip
+        trial.in_precision = self.trial.in_precision
+        plain = [c for c in trial.conditions if c.switch.name == PLAIN.name or c.switch.backend]
+        plain = [c for c in plain if c.layout.samples > 1 and not c.layout.padded]
+        trial.conditions = tuple(c for c in plain if _runs(trial, c))
+        return trial if trial.conditions else None
+
+    def _judge_packed(self, trial: Trial) -> tuple[list[Cell], list[Finding]]:
+        """Whether packed documents are kept apart, and which calls let them see each other."""
+        self.phase = f"trying {documents_isolated.NAME}"
+        cells = list(documents_isolated.try_on(trial))
+        seen = Examination(trial, tuple(cells))
+        if documents_leak.left_to_the_caller(seen) and cells[0].verdict == "broken":
+            # Positions alone tell this model nothing of documents, and it does not claim to know any.
+            return [], []
+        broken = any(c.verdict == "broken" for c in cells)
+        told = [s for s in suspects(seen) if s.promise == documents_isolated.NAME] if broken else []
+        prover = Prover(trial, cells)
+        findings = [_finding(s, *prover.prove(s, told)) for s in told if self.wanted.fault(s.fault.name)]
+        if self.wanted.fault("side-channel"):
+            findings += self._side_channels(cells, told, prover)
+        return (
+            [replace(c, condition=f"{_PACKED} · {c.condition}") for c in cells],
+            [replace(f, condition=f"{_PACKED} · {f.condition}") for f in findings],
+        )
 
     def _judge(self, trial: Trial) -> tuple[list[Cell], list[Finding]]:
         """The grid of one trial, and what its broken promises come from."""

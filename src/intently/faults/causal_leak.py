@@ -18,6 +18,9 @@ def later(look: Look) -> torch.Tensor:
     assert look.structure is not None and look.site.visible is not None
     queries, keys = look.site.queries, look.site.keys
     after = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
+    together = look.trial.target.together
+    if together is not None and together.shape == after.shape:
+        after = after & together  # another document's keys are a fault of its own
     return look.site.visible & ~look.structure & look.rows & look.real_keys & after
 
 

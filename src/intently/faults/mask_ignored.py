@@ -80,23 +80,23 @@ def _ineffective(seen: Examination, each: Look) -> Iterator[tuple[str, Tensor, s
         seen.breaks("padding-inert", condition) or seen.unjudged("padding-inert", condition)
     )
     ordered = seen.breaks("causal", condition) or seen.unjudged("causal", condition)
-    windowed = seen.breaks("windowed", condition)
-    if late is not None and (padded or ordered or windowed or seen.breaks("normalized", condition)):
-        promise = "causal" if ordered else "windowed" if windowed else "normalized"
-        promise = "padding-inert" if padded and each.mask_arrives else promise
+    windowed, apart = seen.breaks("windowed", condition), seen.breaks("documents-isolated", condition)
+    broken = "causal" if ordered else "windowed" if windowed else "documents-isolated" if apart else ""
+    if late is not None and (padded or broken or seen.breaks("normalized", condition)):
+        promise = "padding-inert" if padded and each.mask_arrives else broken or "normalized"
         yield promise, late, "only after the softmax, so that hidden keys still take their share of the sum"
     pads = each.site.visible & each.structure & each.rows & ~each.real_keys
     if padded and pads.any() and each.mask_arrives and not inverted_keys(each):
         yield "padding-inert", pads, "pads keep their weight: what it adds or fills in does not hide them"
     pairs = each.site.visible & ~each.structure & each.rows & each.real_keys
-    if (ordered or windowed) and pairs.any() and weakly_masked(each, pairs) and not inverted_order(each):
-        yield "causal" if ordered else "windowed", pairs, "what it adds or fills in is too weak to hide them"
+    if broken and pairs.any() and weakly_masked(each, pairs) and not inverted_order(each):
+        yield broken, pairs, "what it adds or fills in is too weak to hide them"
 
 
 FAULT = Fault(
     name="mask-ignored",
     stage="mask",
-    promises=("padding-inert", "causal", "windowed", "normalized", "memory-respected"),
+    promises=("padding-inert", "causal", "windowed", "documents-isolated", "normalized", "memory-respected"),
     severity="error",
     summary="A mask reaches the attention call and hides nothing.",
     symptom="Flipping entries of the mask changes little or nothing.",

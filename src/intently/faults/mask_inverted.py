@@ -67,14 +67,24 @@ def look(seen: Examination) -> Iterator[Suspicion]:
         if not pairs.any():
             continue
         shown = "key {key} is meant to be hidden" if pairs is each.extra else "key {key} is meant to be seen"
-        promise = "causal" if order else "padding-inert" if seen.breaks("padding-inert", each.condition) else "sees-all"
+        documents = order and seen.breaks("documents-isolated", each.condition)
+        documents = documents and not seen.breaks("causal", each.condition)
+        promise = (
+            "documents-isolated"
+            if documents
+            else "causal"
+            if order
+            else "padding-inert"
+            if seen.breaks("padding-inert", each.condition)
+            else "sees-all"
+        )
         if (
             promise == "sees-all"
             and not seen.breaks("sees-all", each.condition)
             and seen.breaks("finite", each.condition)
         ):
             promise = "finite"
-        which = "the order of the keys" if order else "the key mask"
+        which = "the mask of documents" if documents else "the order of the keys" if order else "the key mask"
         yield Suspicion(
             fault=FAULT,
             promise=promise,
@@ -91,7 +101,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 FAULT = Fault(
     name="mask-inverted",
     stage="mask",
-    promises=("padding-inert", "causal", "sees-all", "windowed", "memory-respected"),
+    promises=("padding-inert", "causal", "sees-all", "windowed", "documents-isolated", "memory-respected"),
     severity="error",
     summary="The mask is the exact complement of the one meant: True was taken for the other meaning.",
     symptom="Real tokens have no effect and pads do, or queries see the future only.",

@@ -14,11 +14,12 @@ from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination
 from intently.promises import Condition, Trial, difference
 from intently.promises.causal import leaks
+from intently.promises.documents_isolated import crossed, overwritten
 from intently.report import Severity, Witness
 from intently.targets.stream import Batch
 from intently.targets.target import tensors_of
 
-FOLLOWED = ("causal", "padding-inert", "batch-independent", "repeatable")
+FOLLOWED = ("causal", "padding-inert", "batch-independent", "documents-isolated", "repeatable")
 _MOST = 12
 
 
@@ -92,7 +93,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 
 def _severity(seen: Examination, promise: str, channel: Channel | None) -> Severity:
     """Pads that a convolution or a pooling sees, and models that draw at random, may be meant; the future never is."""
-    if promise in ("causal", "batch-independent"):
+    if promise in ("causal", "batch-independent", "documents-isolated"):
         return "warning" if seen.trial.target.known else "error"
     if promise == "padding-inert":
         pooled = seen.trial.output(seen.trial.conditions[0]).shape[1] == 1
@@ -107,6 +108,12 @@ def _pair(seen: Examination, promise: str, condition: Condition) -> Pair | None:
     if promise == "repeatable":
         rows = torch.ones(batch.samples, main.positions(trial.lengths[main.argument]), dtype=torch.bool)
         return Pair(batch, batch, rows, "the same input under two seeds gives two outputs", (0, 1))
+    if promise == "documents-isolated":
+        moved = crossed(trial, condition)
+        changed, hit = (int(i) for i in (moved == moved.amax()).nonzero()[0])
+        guarded = (torch.tensor(trial.target.documents) != changed).expand(batch.samples, -1)
+        said = f"overwriting document {changed} of sample 0 moves document {hit} by {float(moved.amax()):.3g}"
+        return Pair(batch, overwritten(trial, batch, changed), guarded, said)
     influence = trial.influence(condition)
     outputs = influence.base.shape[1]
     noise = trial.threshold(influence.base)

@@ -258,6 +258,19 @@ class Mask:
     # ------------------------------------------------------------ materialise
 
     @property
+    def document_numbers(self) -> tuple[int, ...] | None:
+        """The document of each position, where packed documents are kept apart the same way in every sample; else None.
+
+        >>> (Mask.causal() & Mask.documents(1, 2)).document_numbers
+        (0, 1, 1)
+        """
+        inner = self.expression
+        for each in inner.children if isinstance(inner, terms.And) else (inner,):
+            if isinstance(each, terms.Documents) and each.ids.data.ndim == 1:
+                return tuple(each.ids.data.tolist())
+        return None
+
+    @property
     def batch(self) -> int | None:
         """How many samples the mask distinguishes; None where it is the same for every sample."""
         return _agreed("samples", self, self.expression.samples)

@@ -6,6 +6,7 @@ from intently.promises import (
     backends_agree,
     batch_independent,
     causal,
+    documents_isolated,
     finite,
     grouped,
     memory_respected,
@@ -25,7 +26,7 @@ from intently.promises.trial import Condition, Influence, Layout, Trial, conditi
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, windowed, padding_inert, position_shift, batch_independent, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, grouped,
+        causal, sees_all, windowed, padding_inert, position_shift, batch_independent, documents_isolated, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, grouped,
     )
 }  # fmt: skip
 

@@ -31,6 +31,7 @@ def alone(trial: Trial, condition: Condition) -> float | None:
         arguments[stream.argument] = content[:, last:] if stream.sequence_first else content[last:]
         if stream.padding is not None and stream.padding.argument in arguments:
             arguments[stream.padding.argument] = stream.padding.value(batch.kept[stream.argument][last:])
+    arguments.update(trial.target.told(1, batch.lengths[trial.target.main.argument]))
     for name, value in trial.target.constants.items():
         if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == batch.samples:
             arguments[name] = value[last:]

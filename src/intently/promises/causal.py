@@ -14,10 +14,14 @@ from intently.report import Cell
 
 
 def forbidden(trial: Trial, positions: int) -> Tensor:
-    """bool [output, input]: later inputs that no number of layers of the intended mask can bring to an output."""
+    """bool [output, input]: later inputs that no number of layers of the intended mask can bring to an output.
+
+    Of packed documents each is judged by itself; that they see nothing of each other is a promise of its own.
+    """
     assert trial.intent.mask is not None
     allowed = cells.reach(trial.intent.mask.matrix(positions))
-    return ~allowed & torch.ones(positions, positions, dtype=torch.bool).triu(1)
+    later = torch.ones(positions, positions, dtype=torch.bool).triu(1)
+    return ~allowed & later if trial.target.together is None else ~allowed & later & trial.target.together
 
 
 def leaks(trial: Trial, condition: Condition) -> Tensor:

@@ -47,6 +47,7 @@ def alone(trial: Trial, condition: Condition) -> float | None:
         if stream.padding is not None and stream.padding.argument in arguments:
             ones = torch.ones(1, stream.positions(lengths[stream.argument]), dtype=torch.bool)
             arguments[stream.padding.argument] = stream.padding.value(ones)
+    arguments.update(trial.target.told(1, lengths[trial.target.main.argument]))
     for name, value in trial.target.constants.items():
         if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == batch.samples:
             arguments[name] = value[:1]

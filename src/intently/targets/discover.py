@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from intently.errors import CannotCheck
 from intently.sites import sequence_first
 from intently.targets.key_masks import stream_of_mask, with_padding
+from intently.targets.lookup_watch import LookupWatch
+from intently.targets.packing import needed_tellings, stated_length, with_tellings
 from intently.targets.signature import (
     HIDE,
     KEEP,
@@ -27,6 +28,7 @@ from intently.targets.signature import (
     SIDE,
     TARGET_SIDE,
     dtype_of,
+    form_of_telling,
     is_mask,
     lengths_for,
     looks_like_qkv,
@@ -55,8 +57,11 @@ def discover(target: Target) -> Target:
         with contextlib.suppress(CannotCheck):  # someone's own class may read what only trying finds
             return huggingface.completed(target)
     # What is tried must not touch the user's model: statistics of a batch norm would move, in train mode.
-    probe = dataclasses.replace(target, model=private(model))
+    probe = dataclasses.replace(
+        target, model=private(model), tellings=needed_tellings(target), length=target.length or stated_length(target)
+    )
     found = with_padding(_from_example(probe) if target.inputs is not None else _by_trying(probe))
+    found = with_tellings(found)
     found = dataclasses.replace(found, model=model)
     return dataclasses.replace(found, switches=(*found.switches, *switches_of(model, found)))
 
@@ -104,6 +109,7 @@ def _stream_names(model: Any) -> list[str]:
     """The arguments that carry content: the required ones, or the first that sounds like content."""
     parameters = signature(model)
     names = plain_names(parameters)
+    names = [n for n in names if form_of_telling(n) is None] or names
     required = [n for n in names if parameters[n].default is inspect.Parameter.empty and not is_mask(n)]
     if required:
         return required
@@ -143,7 +149,11 @@ def _by_trying(target: Target) -> Target:
 def _first_running(target: Target, bare: tuple[Stream, ...]) -> tuple[tuple[Stream, ...], Exception | None]:
     """The streams with the masks that the model cannot do without, in the first form that runs."""
     parameters = signature(target.model)
-    needed = [n for n in plain_names(parameters) if parameters[n].default is inspect.Parameter.empty and is_mask(n)]
+    needed = [
+        n
+        for n in plain_names(parameters)
+        if parameters[n].default is inspect.Parameter.empty and is_mask(n) and form_of_telling(n) is None
+    ]
     if not needed:
         return bare, attempt(target, bare)
     error: Exception | None = None
@@ -343,43 +353,13 @@ def _output_stream(streams: Sequence[Stream]) -> str:
     return streams[-1].argument
 
 
-class _EmbeddingWatch(TorchFunctionMode):
-    """Sees which table an argument indexes."""
-
-    def __init__(self, ids: Tensor):
-        super().__init__()
-        self.ids = ids
-        self.rows: list[int] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        if name == "embedding" and len(tensors) >= 2 and self._same(tensors[0]):
-            self.rows.append(tensors[1].shape[0])
-        elif (
-            name == "__getitem__"
-            and isinstance(args[1], Tensor)
-            and self._same(args[1])
-            and args[0].is_floating_point()
-        ):
-            self.rows.append(args[0].shape[0])
-        return func(*args, **(kwargs or {}))
-
-    def _same(self, tensor: Tensor) -> bool:
-        return (
-            tensor.dtype == self.ids.dtype
-            and tensor.numel() == self.ids.numel()
-            and tensor.reshape(-1).sort().values.equal(self.ids.sort().values)
-        )
-
-
 def _with_vocabulary(target: Target, stream: Stream, streams: Sequence[Stream]) -> Stream:
     """Replace the cautious vocabulary of 2 by the size of the table that the ids really index."""
     if stream.kind != "tokens" or target.tokens is not None:
         return stream
     trial = dataclasses.replace(target, streams=tuple(streams))
     batch = trial.batch(2, lengths_for(streams), dtype=dtype_of(target.model))
-    watch = _EmbeddingWatch(batch.arguments[stream.argument].reshape(-1))
+    watch = LookupWatch(batch.arguments[stream.argument].reshape(-1))
     with torch.no_grad(), warnings.catch_warnings(), watch:
         warnings.simplefilter("ignore")
         call(target.model, batch.arguments)
@@ -469,6 +449,8 @@ def _from_example(target: Target) -> Target:
     streams: list[Stream] = []
     constants: dict[str, Any] = {}
     for name, value in given.items():
+        if form_of_telling(name) is not None:
+            continue  # told apart from content, and in the form that the model takes
         if (
             not isinstance(value, Tensor)
             or (is_mask(name) and value.dim() <= 2)

@@ -21,6 +21,7 @@ from intently.masks import Mask
 from intently.targets import huggingface_build as building
 from intently.targets import published
 from intently.targets.huggingface_inputs import Pieces, with_streams
+from intently.targets.packing import with_tellings
 from intently.targets.signature import dtype_of, lengths_for, signature
 from intently.targets.target import Switch, Target, call
 
@@ -125,7 +126,7 @@ def _with_scales(stated: Intent | None, read: Intent | None) -> Intent | None:
 
 
 def _target(model: Any, kind: str, name: str) -> Target:
-    target = with_streams(Target(model, name=name, known=True))
+    target = with_tellings(with_streams(Target(model, name=name, known=True)))
     target = dataclasses.replace(target, intent=intent_of(model, kind, target))
     return dataclasses.replace(target, switches=tuple(_switches(target)))
 

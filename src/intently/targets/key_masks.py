@@ -19,6 +19,7 @@ from intently.targets.signature import (
     MASKLIKE,
     TARGET_SIDE,
     dtype_of,
+    form_of_telling,
     lengths_for,
     looks_like_qkv,
     plain_names,
@@ -64,7 +65,7 @@ def _padding_arguments(target: Target) -> list[tuple[str, bool | None]]:
     found: list[tuple[str, bool | None]] = []
     taken = {s.argument for s in target.streams}
     for name in names:
-        if name in taken or name in target.constants:
+        if name in taken or name in target.constants or form_of_telling(name) is not None:
             continue
         owner = next((n for n in names if n != name and name.startswith(f"{n}_")), None)
         if owner is not None and owner not in taken:

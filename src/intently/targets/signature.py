@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from intently.targets.program import Program
-from intently.targets.stream import Stream
+from intently.targets.stream import Stream, TellingForm
 
 # What an argument of this name means by a true entry. A name that says neither is tried both ways.
 KEEP = re.compile(
@@ -25,6 +25,12 @@ MASK_WORDS = re.compile(r"(key_padding|attention|attn|padding|valid|keep|pad)?_?
 MASKLIKE = re.compile(r"mask|^valid|^pad|padding")
 TARGET_SIDE = re.compile(r"^(tgt|target|decoder|dec)_|^(tgt|target|decoder|dec|y|trg)$")
 SIDE = re.compile(r"^(src|source|encoder|enc|memory|context)(_|$)")
+# Which documents are packed into a row: a number for each position, bounds, or positions that start again.
+DOCUMENT_NUMBERS = re.compile(
+    r"^(documents?|docs?|segments?|seqs?|sequences?|samples?|examples?|packing|packed)_?(ids?|idx|index|indices|numbers?)$"
+)
+DOCUMENT_BOUNDS = re.compile(r"^cu_?seq_?len(s|gths)?(_[qk])?$")
+POSITIONS = re.compile(r"^(position|pos)_?(ids?|idx|indices)$|^(positions|input_pos)$")
 
 
 def signature(model: Any) -> dict[str, inspect.Parameter]:
@@ -56,6 +62,13 @@ def plain_names(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
 
 def is_mask(name: str) -> bool:
     return bool(MASKLIKE.search(name) or LENGTHS.match(name))
+
+
+def form_of_telling(argument: str) -> TellingForm | None:
+    """What an argument of this name says of packed documents; None when it speaks of something else."""
+    if DOCUMENT_NUMBERS.match(argument):
+        return "numbers"
+    return "bounds" if DOCUMENT_BOUNDS.match(argument) else "positions" if POSITIONS.match(argument) else None
 
 
 def lengths_for(streams: Sequence[Stream], base: int = 7) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 Kind = Literal["tokens", "features", "pixels", "frames"]
 MaskForm = Literal["batch key", "batch 1 key", "batch 1 1 key", "batch query key", "lengths"]
+TellingForm = Literal["numbers", "positions", "bounds"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,33 @@ class Padding:
         elif self.form == "batch query key":
             mask = mask[:, None].expand(-1, mask.shape[-1], -1)
         return mask.to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Telling:
+    """The argument that says which documents are packed into a row: a number for each position, positions that start
+    again with each document, or the bounds of the documents."""
+
+    argument: str
+    form: TellingForm
+    rank: int = 2  # [batch, position], or [position] for all samples
+    optional: bool = True
+    content: bool = False  # it indexes a table, as the numbers of a pair's two sentences do
+
+    @property
+    def promises(self) -> bool:
+        """Whether a model that takes it claims to keep documents apart."""
+        return self.form != "positions" and not self.content
+
+    def value(self, samples: int, documents: Sequence[int]) -> Tensor:
+        """The argument's value where `documents[i]` is the number of the document that position i belongs to."""
+        numbers = torch.tensor(documents)
+        if self.form == "bounds":
+            lengths = torch.unique_consecutive(numbers, return_counts=True)[1].repeat(samples)
+            return torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int()
+        # From 1 on, since 0 is the number of pads in many conventions.
+        row = numbers + 1 if self.form == "numbers" else (numbers[:, None] == numbers).tril(-1).sum(-1)
+        return row.expand(samples, -1).clone() if self.rank == 2 else row
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from intently.errors import CannotCheck
 from intently.intent import Intent
 from intently.report import SiteRecord
-from intently.targets.stream import Batch, Stream
+from intently.targets.stream import Batch, Stream, Telling
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Target:
     samples: int | None = None  # the number of samples that the model is bound to; None where it takes any
     known: bool = False  # a released architecture: its scale and kernels are as published
     notes: tuple[str, ...] = ()
+    tellings: tuple[Telling, ...] = ()  # how the model is told which documents are packed into a row
+    documents: tuple[int, ...] = ()  # packed: the number of the document that each position belongs to
 
     @property
     def label(self) -> str:
@@ -104,6 +106,17 @@ class Target:
         """The stream whose positions the output follows."""
         return self.stream(self.output) if self.output else self.streams[-1]
 
+    @property
+    def together(self) -> Tensor | None:
+        """bool [query, key]: positions of one document; None where nothing is packed."""
+        numbers = torch.tensor(self.documents)
+        return numbers[:, None] == numbers if self.documents else None
+
+    def told(self, samples: int, length: int) -> dict[str, Tensor]:
+        """The arguments that tell of packed documents; of one document where the model cannot do without them."""
+        given = [t for t in self.tellings if self.documents or not t.optional]
+        return {t.argument: t.value(samples, self.documents or (0,) * length) for t in given}
+
     def batch(
         self,
         samples: int,
@@ -127,7 +140,7 @@ class Target:
             )
             if stream.padding is not None and (given is not None or not stream.padding.optional):
                 arguments[stream.padding.argument] = stream.padding.value(real[stream.argument])
-        return Batch(arguments, dict(lengths), samples, real)
+        return Batch({**arguments, **self.told(samples, lengths[self.main.argument])}, dict(lengths), samples, real)
 
     def sites(self) -> tuple[SiteRecord, ...]:
         """The attention calls of one forward on inputs made for it."""
