@@ -132,14 +132,15 @@ class Check:
         self.phase = f"trying {documents_isolated.NAME}"
         cells = list(documents_isolated.try_on(trial))
         seen = Examination(trial, tuple(cells))
-        if documents_leak.left_to_the_caller(seen) and cells[0].verdict == "broken":
-            # Positions alone tell this model nothing of documents, and it does not claim to know any.
+        unclaimed = documents_leak.left_to_the_caller(seen)
+        if unclaimed and cells[0].verdict == "broken":
+            # What it takes does not keep documents apart in this model, nor does anything claim that it would.
             return [], []
         broken = any(c.verdict == "broken" for c in cells)
         told = [s for s in suspects(seen) if s.promise == documents_isolated.NAME] if broken else []
         prover = Prover(trial, cells)
         findings = [_finding(s, *prover.prove(s, told)) for s in told if self.wanted.fault(s.fault.name)]
-        if self.wanted.fault("side-channel"):
+        if self.wanted.fault("side-channel") and not unclaimed:
             findings += self._side_channels(cells, told, prover)
         return (
             [replace(c, condition=f"{_PACKED} · {c.condition}") for c in cells],
