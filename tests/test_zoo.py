@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.zoo import CASES, IMPOSSIBLE, STYLES, Case, judge
+from tests.zoo import CASES, IMPOSSIBLE, STYLES, Case, caches, judge
 from torch import Tensor
 
 from intently.faults import FAULTS
@@ -38,7 +38,11 @@ def first_rows_after_a_change_at_the_end(case: Case) -> list[tuple[Tensor, Tenso
         return [(target.model(one, **more)[:, :-1], target.model(other, **more)[:, :-1]) for more in given]
 
 
-@pytest.mark.parametrize("case", [c for c in PLANTED if c.fault == "causal-leak"], ids=str)
+# Those of the cached decoders leak only once something is cached.
+IN_ONE_FORWARD = [c for c in PLANTED if c.fault == "causal-leak" and c not in caches.CASES]
+
+
+@pytest.mark.parametrize("case", IN_ONE_FORWARD, ids=str)
 def test_planted_leaks_are_leaks_and_their_twins_are_tight(case: Case) -> None:
     twin = next(c for c in CASES if str(c) == case.twin)
     assert any((a - b).abs().max() > 1e-4 for a, b in first_rows_after_a_change_at_the_end(case))

@@ -68,7 +68,7 @@ class Prover:
         first = self.trial.named(suspicion.condition)
         broken = {c.condition for c in self.cells if c.promise == suspicion.promise and c.verdict == "broken"}
         others = [
-            c for c in self.trial.conditions if c.name in broken and c.switch == first.switch and c.name != first.name
+            c for c in self.trial.everything if c.name in broken and c.switch == first.switch and c.name != first.name
         ]
         return [first, *others[:2]]
 

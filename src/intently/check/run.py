@@ -20,7 +20,7 @@ from intently.faults import FAULTS, Examination, Suspicion, documents_leak
 from intently.faults.side_channel import FOLLOWED
 from intently.intent import Intent
 from intently.masks import Mask
-from intently.promises import PROMISES, Condition, Trial, conditions_of, documents_isolated
+from intently.promises import PROMISES, Condition, Trial, conditions_of, documents_isolated, feeds_of
 from intently.promises.cells import narrow
 from intently.promises.windowed import bites, telling_length
 from intently.report import Cell, Finding, Report, Severity, Verdict
@@ -29,6 +29,7 @@ from intently.targets.packing import as_stated, packed, split
 from intently.targets.running import PLAIN, Runner
 from intently.targets.signature import lengths_for
 from intently.targets.target import Target
+from intently.targets.ways import ways_of
 
 Progress = Callable[[str, int, int], None]
 LONG = (48, 36)  # positions; tables of positions often hold 64
@@ -103,6 +104,7 @@ class Check:
             if all(_runs(trial, c) and not _ill(trial, c) for c in trial.conditions):
                 if self.intent.origin == "observed":
                     trial.intent = observed(self.target, lengths, trial.sites(trial.conditions[0]))
+                trial.fed = feeds_of(trial, self.ways)
                 return trial
         return None
 
@@ -183,6 +185,8 @@ class Check:
         )
         trial.in_precision = setup.others
         self._drop_refused(trial)
+        self.ways = ways_of(setup.runner) if self.wanted.promise("cache-equal") else ()
+        trial.fed = feeds_of(trial, self.ways)
         return trial
 
     def _drop_refused(self, trial: Trial) -> None:
@@ -243,6 +247,7 @@ class Check:
         if any(c.switch.name == PLAIN.name for c in ill):
             halves = {n: r for n, r in self.setup.others.items() if n != "float32"}
             single.in_precision = {"float64": double.runner, **halves}
+            single.fed = double.fed
             self.trial = single
             return
         # The model as it is runs well in float64: only the ill switches are tried in float32, beside their plain runs.
@@ -343,7 +348,7 @@ class Check:
         broken = [c for c in cells if c.verdict == "broken" and c.promise in FOLLOWED]
         left = []
         for cell in broken:
-            condition = next((c for c in prover.trial.conditions if c.name == cell.condition), None)
+            condition = next((c for c in prover.trial.everything if c.name == cell.condition), None)
             if condition is None:
                 continue
             concerned = [s for s in suspicions if s.repair is not None and s.site is not None]
@@ -352,7 +357,7 @@ class Check:
         if not left:
             return []
         repairs = edits_of([s for s in suspicions if s.fault.name not in UNDO_A_SWITCH])
-        trial = prover.trial.repaired(repairs, prover.trial.conditions) if repairs else prover.trial
+        trial = prover.trial.repaired(repairs, prover.trial.everything) if repairs else prover.trial
         attending = {s.site.path for s in suspicions if s.site is not None}
         seen = Examination(trial, tuple(left))
         unread = {each.site.path.split("#")[0] for each in seen.looks() if not each.comparable}

@@ -8,6 +8,7 @@ import torch
 
 from intently.edits import see
 from intently.faults.base import Fault, Suspicion
+from intently.faults.cached import steps
 from intently.faults.evidence import Examination, Look
 from intently.faults.mask_ignored import weakly_masked
 from intently.faults.mask_inverted import inverted_order
@@ -44,12 +45,15 @@ def look(seen: Examination) -> Iterator[Suspicion]:
             repair=lambda site, batch: see(lambda s: seen.wanted(s, batch))(site),
             condition=each.condition.name,
         )
+    for step in steps(seen):
+        if bool(step.later.any()) and not (step.missing | step.extra & ~step.later & ~step.pads).any():
+            yield step.suspicion(FAULT, step.later)
 
 
 FAULT = Fault(
     name="causal-leak",
     stage="mask",
-    promises=("causal", "windowed"),
+    promises=("causal", "windowed", "cache-equal"),
     severity="error",
     summary="A query sees keys that come after it, where the intent is causal.",
     symptom="The loss looks too good; generation falls apart, because the future that the model learned to copy is not there.",

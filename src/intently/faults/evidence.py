@@ -231,7 +231,7 @@ class Examination:
     def broken(self, promise: str) -> tuple[Condition, ...]:
         """Conditions under which a promise is broken."""
         names = {c.condition for c in self.cells if c.promise == promise and c.verdict == "broken"}
-        return tuple(c for c in self.trial.conditions if c.name in names)
+        return tuple(c for c in self.trial.everything if c.name in names)
 
     def breaks(self, promise: str, condition: Condition) -> bool:
         return any(c.name == condition.name for c in self.broken(promise))
@@ -248,9 +248,9 @@ class Examination:
     def looks(self, conditions: Iterable[Condition] | None = None) -> Iterator[Look]:
         """Every site under every condition that gives outputs of its own, or under some conditions."""
         for condition in self.distinct if conditions is None else conditions:
-            batch = self.trial.batch(condition.layout)
-            for site in self.trial.sites(condition):
-                yield Look(self.trial, condition, site, batch)
+            for batch, sites in self.trial.pieces(condition):
+                for site in sites:
+                    yield Look(self.trial, condition, site, batch)
 
     def wanted(self, site: Site, batch: Batch) -> Tensor | None:
         """The intended mask of a site for a batch: what a repair puts in place."""

@@ -8,6 +8,7 @@ import torch
 
 from intently.edits import see
 from intently.faults.base import Fault, Suspicion
+from intently.faults.cached import steps
 from intently.faults.evidence import Examination, Look
 from intently.faults.mask_inverted import inverted_keys
 
@@ -39,12 +40,15 @@ def look(seen: Examination) -> Iterator[Suspicion]:
             repair=lambda site, batch: see(lambda s: seen.wanted(s, batch))(site),
             condition=each.condition.name,
         )
+    for step in steps(seen):
+        if bool(step.pads.any()) and torch.equal(step.pads, step.wrong):
+            yield step.suspicion(FAULT, step.pads)
 
 
 FAULT = Fault(
     name="padding-leak",
     stage="mask",
-    promises=("padding-inert", "memory-respected"),
+    promises=("padding-inert", "memory-respected", "cache-equal"),
     severity="error",
     summary="Real tokens see pads: the key mask does not reach the attention call.",
     symptom="A sample's output depends on how long its batch mates are; batched and single results differ.",

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from intently.faults.base import Fault, Suspicion
+from intently.faults.cache_apart import parted
 from intently.faults.evidence import Examination
+from intently.faults.recording import Channel, Recording, gap, hooked, over, swapped, tensors_held
 from intently.promises import Condition, Trial, difference
+from intently.promises.cache_equal import gaps
 from intently.promises.causal import leaks
 from intently.promises.documents_isolated import crossed, overwritten
 from intently.report import Severity, Witness
 from intently.targets.stream import Batch
 from intently.targets.target import tensors_of
 
-FOLLOWED = ("causal", "padding-inert", "batch-independent", "documents-isolated", "repeatable")
+# Told by what moves when something is changed.
+_MOVED = ("causal", "padding-inert", "batch-independent", "documents-isolated", "repeatable")
+FOLLOWED = (*_MOVED, "cache-equal")
 _MOST = 12
 
 
@@ -35,25 +39,9 @@ class Pair:
     without: Condition | None = None  # the condition of the first run, where it is another than the second's
 
 
-@dataclass
-class Channel:
-    """One module whose inputs agree where they should and whose output does not."""
-
-    module: nn.Module
-    path: str
-    moved: float
-
-
-@dataclass
-class Recording:
-    """Inputs and outputs of every module call of a run, in the order in which calls end."""
-
-    calls: list[tuple[nn.Module, list[Tensor], list[Tensor]]] = field(default_factory=list)
-
-
 def look(seen: Examination) -> Iterator[Suspicion]:
     """Runs last, on the repaired model: what is still broken there is not attention's doing."""
-    for promise in FOLLOWED:
+    for promise in _MOVED:
         for condition in seen.broken(promise):
             pair = _pair(seen, promise, condition)
             if pair is None:
@@ -89,6 +77,43 @@ def look(seen: Examination) -> Iterator[Suspicion]:
                     unprovable="the model is no module, or one call does everything",
                 )
             break  # one condition tells the channel; the grid shows the others
+    yield from _parted(seen)
+
+
+def _parted(seen: Examination) -> Iterator[Suspicion]:
+    """Modules that give another output for the same input when the model is fed in pieces."""
+    for condition in sorted(seen.broken("cache-equal"), key=lambda c: c.feed is not None and 1 not in c.feed.cuts):
+        channels, cured = parted(seen.trial, condition)
+        held = " and ".join(c.path for c in channels)
+        said = f"{condition.name}: an output differs from the whole forward by {float(gaps(seen.trial, condition).amax()):.3g}"
+        stepwise = condition.feed is not None and 1 in condition.feed.cuts
+        for channel in channels:
+            yield Suspicion(
+                fault=FAULT,
+                promise="cache-equal",
+                site=None,
+                place=channel.path,
+                message=f"{type(channel.module).__name__} at {channel.path} gives another output for the same input when it is fed in "
+                f"{'steps' if stepwise else 'chunks'} (by {channel.moved:.3g}, relatively), though every attention call sees the same keys: "
+                "positions, what is cached, or a state that is not carried on",
+                witness=Witness(said, None, {"moved": channel.moved}),
+                severity="error" if stepwise else "warning",
+                condition=condition.name,
+                proven_by=f"with the output of {held} as in the whole forward, cache-equal is kept" if cured else "",
+                unprovable="" if cured else "holding its output was not enough",
+            )
+        if not channels:
+            yield Suspicion(
+                fault=FAULT,
+                promise="cache-equal",
+                site=None,
+                message="fed in pieces the model gives another output, though every attention call that could be read sees the same keys",
+                witness=Witness(said),
+                severity="error" if stepwise else "warning",
+                condition=condition.name,
+                unprovable="no single module could be found that differs alone",
+            )
+        break
 
 
 def _severity(seen: Examination, promise: str, channel: Channel | None) -> Severity:
@@ -200,29 +225,15 @@ def _record(
     count: dict[int, int] = {}
 
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        inputs = [t.detach() for t in _tensors([args, kwargs])]
+        inputs = [t.detach() for t in tensors_held([args, kwargs])]
         if id(module) in held:
             output = _hold(module, output, held[id(module)], count, pair.guarded)
         recording.calls.append((module, inputs, [t.detach() for t in tensors_of(output)]))
         return output
 
-    with _hooked(trial.runner.model, hook):
+    with hooked(trial.runner.model, hook):
         output = trial.run(batch, condition.switch, seed=seed)
     return recording, output
-
-
-@contextlib.contextmanager
-def _hooked(root: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    handles = [
-        m.register_forward_hook(hook, with_kwargs=True)
-        for m in root.modules()
-        if not isinstance(m, torch.jit.ScriptModule)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _hold(module: nn.Module, output: Any, reference: Recording, count: dict[int, int], guarded: Tensor) -> Any:
@@ -235,55 +246,10 @@ def _hold(module: nn.Module, output: Any, reference: Recording, count: dict[int,
     mine, theirs = list(tensors_of(output)), earlier[number]
     swaps = {}
     for a, b in zip(mine, theirs, strict=False):
-        mask = _over(guarded, a)
+        mask = over(guarded, a)
         if a.shape == b.shape and mask is not None:
             swaps[id(a)] = torch.where(mask, b, a)
-    return _swapped(output, swaps)
-
-
-def _swapped(value: Any, swaps: dict[int, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return swaps.get(id(value), value)
-    if isinstance(value, dict):
-        changed = {k: _swapped(v, swaps) for k, v in value.items()}
-        try:
-            return type(value)(**changed)
-        except TypeError:
-            return changed
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_swapped(v, swaps) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_swapped(v, swaps) for v in value)
-    return value
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    if isinstance(values, dict):
-        return [t for v in values.values() for t in _tensors(v)]
-    if isinstance(values, (list, tuple)):
-        return [t for v in values for t in _tensors(v)]
-    return []
-
-
-def _over(guarded: Tensor, tensor: Tensor) -> Tensor | None:
-    """The guard laid over a tensor that has a batch and a position axis (or only a batch axis)."""
-    batch, positions = guarded.shape
-    shape = list(tensor.shape)
-    if batch in shape:
-        first = shape.index(batch)
-        others = [i for i, n in enumerate(shape) if n == positions and i != first]
-        if others:
-            spread = guarded if first < others[0] else guarded.T
-            view = [n if i in (first, others[0]) else 1 for i, n in enumerate(shape)]
-            return spread.reshape(view).expand(shape)
-        whole = guarded.all(1)
-        if whole.any() and not whole.all():
-            return whole.reshape([batch if i == first else 1 for i in range(len(shape))]).expand(shape)
-    if shape and shape[0] == batch * positions:
-        return guarded.reshape(-1, *([1] * (len(shape) - 1))).expand(shape)
-    return None
+    return swapped(output, swaps)
 
 
 def _first_channel(
@@ -301,24 +267,9 @@ def _first_channel(
         if id(module) in held or id(module) not in names or (id(module), count[id(module)]) not in later:
             continue
         in_b, out_b = later[id(module), count[id(module)]]
-        if _gap(in_a, in_b, guarded) <= 0 and (moved := _gap(out_a, out_b, guarded)) > 1e-11:
+        if gap(in_a, in_b, guarded) <= 0 and (moved := gap(out_a, out_b, guarded)) > 1e-11:
             return Channel(module, names[id(module)], moved)
     return None
-
-
-def _gap(one: Sequence[Tensor], other: Sequence[Tensor], guarded: Tensor) -> float:
-    """Largest relative difference at guarded positions; of tensors without such positions nothing is asked."""
-    worst = 0.0
-    for a, b in zip(one, other, strict=False):
-        mask = _over(guarded, a)
-        if mask is None or a.shape != b.shape or not mask.any() or not a.is_floating_point():
-            if mask is not None and a.shape == b.shape and not torch.equal(a[mask], b[mask]):
-                worst = max(worst, 1.0)
-            continue
-        size = float(a.double().abs().amax().clamp_min(1e-30))
-        gap = float((a.double() - b.double()).abs()[mask].amax()) / size
-        worst = max(worst, gap if gap > 1e-12 else 0.0)
-    return worst
 
 
 FAULT = Fault(

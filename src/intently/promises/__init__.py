@@ -5,6 +5,7 @@ from __future__ import annotations
 from intently.promises import (
     backends_agree,
     batch_independent,
+    cache_equal,
     causal,
     documents_isolated,
     finite,
@@ -21,13 +22,23 @@ from intently.promises import (
     windowed,
 )
 from intently.promises.base import Promise
-from intently.promises.trial import Condition, Influence, Layout, Trial, conditions_of, difference
+from intently.promises.trial import Condition, Influence, Layout, Trial, conditions_of, difference, feeds_of
 
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, windowed, padding_inert, position_shift, batch_independent, documents_isolated, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, grouped,
+        causal, sees_all, windowed, padding_inert, position_shift, batch_independent, cache_equal, documents_isolated, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, grouped,
     )
 }  # fmt: skip
 
-__all__ = ["PROMISES", "Condition", "Influence", "Layout", "Promise", "Trial", "conditions_of", "difference"]
+__all__ = [
+    "PROMISES",
+    "Condition",
+    "Influence",
+    "Layout",
+    "Promise",
+    "Trial",
+    "conditions_of",
+    "difference",
+    "feeds_of",
+]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from intently.masks import Mask
 from intently.promises.trial import Condition, Influence, Trial, difference
 from intently.report import Cell
+from intently.targets.signature import dtype_of
 
 
 def reach(seen: Tensor) -> Tensor:
@@ -106,6 +107,13 @@ def rounding_only(trial: Trial, condition: Condition, other: Condition, gap: flo
     mine, theirs = deployed.output(batch, condition.switch), deployed.output(batch, other.switch)
     rows = trial.real_rows(condition, mine.shape[1])
     return bool((difference(mine, theirs)[rows] <= 1e-4 * theirs.abs().amax()).all())
+
+
+def single_steps(trial: Trial, output: Tensor) -> float:
+    """Rounding of float32 in output units, where the model may well hold float32 steps: it runs in float32 as it is."""
+    model = trial.target.model
+    holds = isinstance(model, nn.Module) and dtype_of(model) != torch.float64
+    return 2e-6 * float(output.nan_to_num().abs().amax()) if holds else 0.0
 
 
 def cell(promise: str, condition: Condition, error: float, noise: float, *, broken: bool, note: str = "") -> Cell:

@@ -86,16 +86,10 @@ def try_on(trial: Trial) -> Iterable[Cell]:
             other = alone(trial, condition)
             # Another length means other roundings: a wider floor.
             # Float32 steps inside a float64 model round otherwise at another length.
-            if other is not None and other > max(100 * noise, _single(trial, condition)):
+            if other is not None and other > max(100 * noise, cells.single_steps(trial, trial.output(condition))):
                 worst, note = other, "the content of the pads has no effect, their number has"
         found.append(cells.cell("padding-inert", condition, worst, noise, broken=worst > noise, note=note))
     return found
-
-
-def _single(trial: Trial, condition: Condition) -> float:
-    """Rounding of float32 in output units, where the model may well hold float32 steps: it runs in float32 as it is."""
-    scale = float(trial.output(condition).nan_to_num().abs().amax())
-    return 2e-6 * scale if "float32" in trial.in_precision else 0.0
 
 
 PROMISE = Promise(

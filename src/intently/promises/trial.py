@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch import Tensor
 from intently.errors import CannotCheck
 from intently.intent import Intent
 from intently.masks import Mask
-from intently.sites import Edit, Site
-from intently.targets.running import PLAIN, Runner
+from intently.sites import Edit, Settings, Site
+from intently.targets.feeding import Feed, Way, whole_batch
+from intently.targets.running import PLAIN, Fed, Runner
 from intently.targets.stream import Batch
 from intently.targets.target import Switch, Target
 
@@ -39,14 +40,29 @@ class Layout:
 
 @dataclass(frozen=True)
 class Condition:
-    """A circumstance in which promises are tried."""
+    """A circumstance in which promises are tried; with `feed` the tokens come in pieces through the model's cache."""
 
     switch: Switch
     layout: Layout
+    feed: Feed | None = None
 
     @property
     def name(self) -> str:
-        return self.layout.name if self.switch.name == PLAIN.name else f"{self.switch.name} · {self.layout.name}"
+        where = self.layout.name if self.feed is None else self._fed()
+        return where if self.switch.name == PLAIN.name else f"{self.switch.name} · {where}"
+
+    def _fed(self) -> str:
+        assert self.feed is not None
+        told = self.layout.samples == 1 or self.layout.pads
+        said = [self.feed.name, *([self.layout.name] if told else [])]
+        return f"{self.feed.way.name}: {', '.join(said)}{', positions given' if self.feed.positions else ''}"
+
+    @property
+    def whole(self) -> Condition:
+        """The same tokens in one forward without a cache."""
+        if self.feed is None or not self.feed.cuts:
+            return self
+        return Condition(self.switch, self.layout, self.feed.whole() if self.feed.positions else None)
 
 
 @dataclass(frozen=True)
@@ -88,7 +104,8 @@ class Trial:
         self.target = target
         self.intent = intent
         self.runner = runner
-        self.conditions = tuple(conditions)
+        self.conditions = tuple(c for c in conditions if c.feed is None)
+        self.fed = tuple(c for c in conditions if c.feed is not None)
         self.lengths = lengths
         self.floor = floor
         self.seed = seed
@@ -99,6 +116,12 @@ class Trial:
         self._influence: dict[str, Influence] = {}
         self._outputs: dict[tuple[str, int], Tensor] = {}
         self._sites: dict[str, tuple[Tensor, tuple[Site, ...]]] = {}
+        self._pieces: dict[str, Fed] = {}
+
+    @property
+    def everything(self) -> tuple[Condition, ...]:
+        """The conditions of whole forwards and those fed in pieces, which only promises about caches try."""
+        return (*self.conditions, *self.fed)
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
@@ -151,8 +174,34 @@ class Trial:
     def output(self, condition: Condition, *, seed: int = 0) -> Tensor:
         key = (condition.name, seed)
         if key not in self._outputs:
-            self._outputs[key] = self.run(self.batch(condition.layout), condition.switch, seed=seed)
+            self._outputs[key] = self.feed(condition, seed=seed)
         return self._outputs[key]
+
+    def feed(self, condition: Condition, *, seed: int = 0) -> Tensor:
+        """What a condition gives, run anew: whole, or in pieces; through the edits when there are any."""
+        batch, feed = self.batch(condition.layout), condition.feed
+        if feed is None:
+            return self.run(batch, condition.switch, seed=seed)
+        if not feed.cuts:
+            return self.run(whole_batch(self.target, batch, feed), condition.switch, seed=seed)
+        self.progress()
+        edited = (lambda piece: Settings(edited_only=True, edits=self._bound(piece))) if self.edits else None
+        return self.runner.fed(batch, feed, condition.switch, seed=seed, settings=edited).output
+
+    def pieces(self, condition: Condition) -> tuple[tuple[Batch, tuple[Site, ...]], ...]:
+        """The batch and the sites of each traced piece; of a condition that runs whole, the one batch."""
+        feed = condition.feed
+        if feed is None or not feed.cuts:
+            batch = self.batch(condition.layout)
+            return ((batch if feed is None else whole_batch(self.target, batch, feed), self.sites(condition)),)
+        if condition.name not in self._pieces:
+            self.progress()
+            self._pieces[condition.name] = self.runner.fed(
+                self.batch(condition.layout), feed, condition.switch,
+                settings=lambda piece: Settings(True, edits=self._bound(piece)),
+            )  # fmt: skip
+        fed = self._pieces[condition.name]
+        return tuple(zip(fed.pieces, fed.sites, strict=True))
 
     def influence(self, condition: Condition) -> Influence:
         """Change every position of sample 0 in turn, all streams, and see which outputs move."""
@@ -178,7 +227,9 @@ class Trial:
         return self._influence[condition.name]
 
     def sites(self, condition: Condition) -> tuple[Site, ...]:
-        """The sites of one traced run under a condition."""
+        """The sites of one traced run under a condition, piece after piece where it is fed in pieces."""
+        if condition.feed is not None and condition.feed.cuts:
+            return tuple(site for _, sites in self.pieces(condition) for site in sites)
         return self._traced(condition)[1]
 
     @cached_property
@@ -211,6 +262,7 @@ class Trial:
         if condition.name not in self._sites:
             self.progress()
             batch = self.batch(condition.layout)
+            batch = batch if condition.feed is None else whole_batch(self.target, batch, condition.feed)
             self._sites[condition.name] = self.runner.traced(batch, condition.switch, edits=self._bound(batch))
         return self._sites[condition.name]
 
@@ -240,7 +292,7 @@ class Trial:
         return self.floor * float(finite.abs().amax()) if finite.numel() else self.floor
 
     def named(self, name: str) -> Condition:
-        found = next((c for c in self.conditions if c.name == name), None)
+        found = next((c for c in self.everything if c.name == name), None)
         if found is None:
             raise CannotCheck(f"no condition is named {name!r}")
         return found
@@ -273,3 +325,35 @@ def conditions_of(target: Target, samples: int) -> tuple[Condition, ...]:
                 layouts.append(Layout(f"{label}pads left", samples, {stream.argument: "left"}))
     switches = (PLAIN, *target.switches)
     return tuple(Condition(switch, layout) for switch in switches for layout in layouts)
+
+
+STEPS, LONGEST_ALONE = 3, 12  # steps of one token after a prefill; as many positions are fed one by one
+
+
+def feeds_of(trial: Trial, ways: Sequence[Way]) -> tuple[Condition, ...]:
+    """Every circumstance in which to feed a target in pieces: steps, chunks and one by one, with pads, with other caches."""
+    target = trial.target
+    length = target.main.positions(trial.lengths[target.main.argument])
+    if not ways or length < STEPS + 2:
+        return ()
+    usual, *others = ways
+    chunk = STEPS if length <= LONGEST_ALONE else length // 4
+    steps = (length - STEPS, *(1,) * STEPS)
+    chunks = (*(chunk,) * (length // chunk), *((length % chunk,) if length % chunk else ()))
+    in_steps, in_chunks = Feed(usual, "prefill and steps", steps), Feed(usual, f"chunks of {chunk}", chunks)
+    layouts = [c.layout for c in trial.conditions if c.switch.name == PLAIN.name]
+    found = []
+    for layout in layouts:
+        main, samples = layout.pads.get(target.main.argument), layout.samples
+        if samples == 1 and not layout.pads and length <= LONGEST_ALONE:
+            found.append(Condition(PLAIN, layout, Feed(usual, "one by one", (1,) * length)))
+        elif samples > 1 and not layout.pads:
+            backends = [s for s in target.switches if s.backend][:1]
+            found.append(Condition(PLAIN, layout, in_steps))
+            found += [Condition(switch, layout, in_chunks) for switch in (PLAIN, *backends)]
+            found += [Condition(PLAIN, layout, replace(in_chunks, way=way)) for way in others]
+        elif samples > 1 and (main == "left" or (main is None and "right" in layout.pads.values())):
+            found.append(Condition(PLAIN, layout, in_steps))
+            if main == "left" and usual.positions:
+                found.append(Condition(PLAIN, layout, replace(in_steps, positions=True)))
+    return tuple(found)

@@ -97,17 +97,18 @@ class Sources:
     def head_index(self) -> Tensor | None:
         """The first projection column of every entry's query, laid out like the weights: it names the head.
 
-        The operand with more columns is taken: keys may be shared by heads.
+        The operand with more columns is taken: keys may be shared by heads. Rows of unknown origin (cached ones) name none.
         """
         score = self._score
         if score is None:
             return None
         best: Tensor | None = None
+        told = (False, 0)
         for operand in (0, 1):
             found = features_of(score.operands[operand])
             placed = self._placed(found, operand, shared=False) if found is not None else None
-            if placed is not None and (best is None or placed.unique().numel() > best.unique().numel()):
-                best = placed
+            if placed is not None and (tells := (bool((placed >= 0).all()), placed.unique().numel())) > told:
+                best, told = placed, tells
         return best
 
     def _placed(self, index: Tensor, operand: int, *, shared: bool) -> Tensor | None:

@@ -22,10 +22,12 @@ from intently.targets.key_masks import stream_of_mask, with_padding
 from intently.targets.lookup_watch import LookupWatch
 from intently.targets.packing import needed_tellings, stated_length, with_tellings
 from intently.targets.signature import (
+    CACHE,
     HIDE,
     KEEP,
     LENGTHS,
     SIDE,
+    START,
     TARGET_SIDE,
     dtype_of,
     form_of_telling,
@@ -123,11 +125,19 @@ def _stream_names(model: Any) -> list[str]:
     return [first, *decoder[:1]]
 
 
+def _beginnings(model: Any) -> dict[str, Any]:
+    """What a model cannot do without and a first call gives: a beginning at 0, no cache yet."""
+    parameters = signature(model)
+    needed = [n for n in plain_names(parameters) if parameters[n].default is inspect.Parameter.empty]
+    return {n: 0 if START.match(n) else None for n in needed[1:] if START.match(n) or CACHE.match(n)}
+
+
 # -- by trying ------------------------------------------------------------------------------------------------------
 
 
 def _by_trying(target: Target) -> Target:
-    names = _stream_names(target.model)
+    target = dataclasses.replace(target, constants={**_beginnings(target.model), **target.constants})
+    names = [n for n in _stream_names(target.model) if n not in target.constants]
     if looks_like_qkv(names):
         return _function_of_qkv(target, names[:3])
     if len(names) > 3:

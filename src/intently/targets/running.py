@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +15,22 @@ from torch import Tensor, nn
 
 from intently.errors import CannotCheck
 from intently.sites import Edit, Settings, Site, Sizes, named_arguments, tracing
+from intently.targets.feeding import Feed, Held, Way, pieces, unremembered
 from intently.targets.program import Program
 from intently.targets.signature import dtype_of, lengths_for
 from intently.targets.stream import Batch
 from intently.targets.target import OutputForm, Switch, Target, call, output_form, tensors_of
 
 PLAIN = Switch("as it is")
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What a model gave when it was fed in pieces, with the batch and the sites of each piece."""
+
+    output: Tensor  # [batch, position, values]
+    pieces: tuple[Batch, ...]
+    sites: tuple[tuple[Site, ...], ...]
 
 
 class Runner:
@@ -30,6 +42,7 @@ class Runner:
         self.dtype = dtype or own
         self.forwards = 0
         self.opaque = False  # part of the model ran unseen by tracing
+        self.remembers = False  # the model keeps a cache inside itself: each call starts from what it was
         self.model = _prepared(target.model, self.dtype)
         self.watched = self.model.watched if isinstance(self.model, Program) else self.model
         self._forms: dict[str, OutputForm] = {}
@@ -42,7 +55,7 @@ class Runner:
 
     def output(self, batch: Batch, switch: Switch = PLAIN, *, seed: int = 0) -> Tensor:
         """`[batch, position, values]` in float64 for one call of the untouched model."""
-        with self._context(switch, seed):
+        with self._afresh(), self._context(switch, seed):
             result = call(self.model, {**batch.arguments, **switch.arguments})
         return self._read(result, batch, switch)
 
@@ -65,18 +78,77 @@ class Runner:
     def _run_traced(
         self, batch: Batch, switch: Switch, seed: int, settings: Settings
     ) -> tuple[Tensor, tuple[Site, ...]]:
+        with self._afresh():
+            result, sites = self._call_traced(batch, switch, seed, settings)
+        return self._read(result, batch, switch), sites
+
+    def _call_traced(self, batch: Batch, switch: Switch, seed: int, settings: Settings) -> tuple[Any, tuple[Site, ...]]:
         arguments = {**batch.arguments, **switch.arguments}
         arguments = self.model.complete(arguments) if isinstance(self.model, Program) else arguments
         named = named_arguments(self.watched, (), arguments)
         lengths = {batch.lengths[s.argument] for s in self.target.streams}
         lengths |= {s.positions(batch.lengths[s.argument]) for s in self.target.streams}
+        lengths |= {kept.shape[1] for kept in batch.kept.values()}
         settings.sizes = Sizes(batch.samples, frozenset(lengths))
         with self._context(switch, seed), tracing(self.watched, named, settings) as tracer:
             result = call(self.watched, arguments)
         for tensor in tensors_of(result):
             tracer.known.of(tensor)  # an output that no seen call made is noted, too
         self.opaque = self.opaque or tracer.opaque()
-        return self._read(result, batch, switch), tracer.sites()
+        return result, tracer.sites()
+
+    def fed(
+        self,
+        batch: Batch,
+        feed: Feed,
+        switch: Switch = PLAIN,
+        *,
+        seed: int = 0,
+        settings: Callable[[Batch], Settings] | None = None,
+    ) -> Fed:
+        """The same tokens in pieces through the model's cache; `settings` tells how the call of each piece is traced."""
+        outputs, ran, taken = [], [], []
+        with self._afresh(keeps=feed.way.inside):
+            held = Held(self.model, batch, feed.way)
+            for piece in pieces(self.target, batch, feed, held.given):
+                given = dataclasses.replace(piece, arguments={**piece.arguments, **held.arguments()})
+                if settings is None:
+                    with self._context(switch, seed):
+                        result, sites = call(self.model, {**given.arguments, **switch.arguments}), ()
+                else:
+                    result, sites = self._call_traced(given, switch, seed, settings(piece))
+                held.after(result)
+                outputs.append(self._read_piece(result, piece, switch))
+                ran.append(piece)
+                taken.append(sites)
+        return Fed(torch.cat(outputs, 1), tuple(ran), tuple(taken))
+
+    def once(self, way: Way, batch: Batch) -> tuple[Any, Any]:
+        """The cache that was passed and what came out, of a first piece that is the whole batch."""
+        with self._afresh(), self._context(PLAIN, 0):
+            held = Held(self.model, batch, way)
+            whole = Feed(way, "", (batch.kept[self.target.main.argument].shape[1],))
+            piece = next(pieces(self.target, batch, whole, held.given))
+            passed = held.arguments()
+            return passed.get(way.cache), call(self.model, {**piece.arguments, **passed})
+
+    def _afresh(self, *, keeps: bool = False) -> contextlib.AbstractContextManager[None]:
+        """For a model that keeps a cache inside itself: put it back on exit as it was."""
+        return unremembered(self.model) if keeps or self.remembers else contextlib.nullcontext()
+
+    def _read_piece(self, result: Any, piece: Batch, switch: Switch) -> Tensor:
+        """`[batch, position, values]` of a piece: the parts that a whole forward gives at each position."""
+        count = piece.lengths[self.target.main.argument]
+        found = list(tensors_of(result))
+        read = []
+        for part in self._form_of(switch).parts:
+            if part.length_axis is not None and part.index < len(found) and found[part.index].dim() > part.length_axis:
+                values = part.read(found[part.index])
+                if values.shape[:2] == (piece.samples, count) and values.shape[2] == part.width:
+                    read.append(values)
+        if not read:
+            raise CannotCheck(f"a piece of {count} positions gives no output of {count} positions")
+        return torch.cat(read, -1) if len(read) > 1 else read[0]
 
     @property
     def replayed(self) -> bool:
@@ -126,6 +198,9 @@ class Runner:
                 torch.set_default_dtype(before)
 
     def _read(self, result: Any, batch: Batch, switch: Switch) -> Tensor:
+        return self._form_of(switch).read(result)
+
+    def _form_of(self, switch: Switch) -> OutputForm:
         form = self._forms.get(switch.name)
         if form is None:
             form = self._form(switch)
@@ -134,7 +209,7 @@ class Runner:
                     self._forms[PLAIN.name] = self._form(PLAIN)
                 form = form.like(self._forms[PLAIN.name])
             self._forms[switch.name] = form
-        return form.read(result)
+        return form
 
     def _form(self, switch: Switch) -> OutputForm:
         """Found on a batch whose sizes differ from each other."""

@@ -23,6 +23,14 @@ HIDE = re.compile(
 LENGTHS = re.compile(r"^([a-z]+_)?([iox]|seq|sequence|input|src|tgt|valid)?_?(lengths?|lens?|seqlens?)$")
 MASK_WORDS = re.compile(r"(key_padding|attention|attn|padding|valid|keep|pad)?_?mask$|_?(lengths?|lens?)$")
 MASKLIKE = re.compile(r"mask|^valid|^pad|padding")
+# What carries what a model saw before, says where the new tokens begin, or gives the position of each.
+CACHE = re.compile(
+    r"^(past(_key_values?|_kvs?|_buckets_states|_states?)?|layer_past|(kv_?)?cache(s|_params)?|kvs?|states?|mems|inference_params|incremental_state|presents?)$"
+)
+START = re.compile(
+    r"^(start_?pos(ition)?|(pos(ition)?_)?offset|cache_position|input_pos|start|cur_pos|past_len(gth)?|cache_len(gth)?|step)$"
+)
+POSITIONS = re.compile(r"^(position_?ids?|positions|pos_?ids?|pos)$")
 TARGET_SIDE = re.compile(r"^(tgt|target|decoder|dec)_|^(tgt|target|decoder|dec|y|trg)$")
 SIDE = re.compile(r"^(src|source|encoder|enc|memory|context)(_|$)")
 # Which documents are packed into a row: a number for each position, bounds, or positions that start again.

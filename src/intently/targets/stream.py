@@ -162,3 +162,4 @@ class Batch:
     lengths: Mapping[str, int]
     samples: int
     kept: Mapping[str, Tensor]  # per stream: bool [batch, position], True at real positions
+    first: int | None = None  # of a piece fed through a cache: the position of its first token
