@@ -39,7 +39,7 @@ from intently.targets.signature import (
 )
 from intently.targets.stream import Padding, Stream
 from intently.targets.switches import switches_of
-from intently.targets.target import Target, call
+from intently.targets.target import Target, call, tensors_of
 
 _STREAMLIKE = (
     "input_ids", "ids", "tokens", "token_ids", "idx", "x", "input", "inputs", "src", "source", "hidden_states", "features", "pixel_values",
@@ -349,6 +349,20 @@ def attempt(
     except Exception as error:
         return error
     return None
+
+
+def moves(target: Target, argument: str) -> bool:
+    """Whether other content of a stream moves the output, everything else, chance included, being the same."""
+    lengths, dtype = lengths_for(target.streams), dtype_of(target.model)
+    batch = target.batch(2, lengths, dtype=dtype)
+    other = target.batch(2, lengths, seed=1, dtype=dtype).arguments[argument]
+    outputs = []
+    for arguments in (batch.arguments, {**batch.arguments, argument: other}):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(0)
+            outputs.append(list(tensors_of(call(target.model, arguments))))
+    return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*outputs, strict=False))
 
 
 def _output_stream(streams: Sequence[Stream]) -> str:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from intently.errors import CannotCheck
 from intently.targets import shrink_example, shrink_roles
-from intently.targets.discover import attempt
+from intently.targets.discover import attempt, moves
 from intently.targets.signature import dtype_of, lengths_for, signature
 from intently.targets.stream import Padding, Stream
-from intently.targets.target import Target, call
+from intently.targets.target import Target, call, tensors_of
 
 # Plain content needs no more of a vocabulary than this; the ids of a large one take long to list.
 MOST_IDS = 4096
@@ -59,8 +59,7 @@ def with_streams(target: Target) -> Target:
             f"{target.label} reads {', '.join(given)}, and none of them is a sequence whose positions can be changed",
             hint="give an example call: Target(model, inputs={'input_ids': …})",
         )
-    decoder = [s.argument for s in streams if s.argument.startswith("decoder_")]
-    target = dataclasses.replace(target, streams=tuple(streams), output=(decoder or [streams[0].argument])[0])
+    target = dataclasses.replace(target, streams=tuple(streams), output=streams[0].argument)
     error = attempt(target, target.streams)
     if error is not None:
         others = [n for n in given if n not in {s.argument for s in streams} and not n.endswith("attention_mask")]
@@ -70,7 +69,48 @@ def with_streams(target: Target) -> Target:
             + (f"; it also reads {', '.join(others)}" if others else ""),
             hint="give an example call: Target(model, inputs={'input_ids': …})",
         )
+    target = dataclasses.replace(target, output=_followed(target))
+    target = _with_memory(target)
     return dataclasses.replace(target, streams=tuple(_masked(target)))
+
+
+def _followed(target: Target) -> str:
+    """The stream whose positions the main output has: the decoder's, else the first whose number of them is an axis of it."""
+    streams = target.streams
+    decoder = [s for s in streams if s.argument.startswith("decoder_")]
+    if decoder or len(streams) == 1:
+        return (decoder or streams)[0].argument
+    lengths = lengths_for(streams)
+    with torch.no_grad():
+        output = call(target.model, target.batch(2, lengths, dtype=dtype_of(target.model)).arguments)
+    shape = next((t.shape[1:-1] for t in tensors_of(output) if t.dim() > 2), torch.Size())
+    return next((s.argument for s in streams if s.positions(lengths[s.argument]) in shape), streams[0].argument)
+
+
+# Arguments by which a decoder that stands alone is given what it reads, and their key masks.
+_MEMORY = {"encoder_hidden_states": "encoder_attention_mask", "cross_attention_states": ""}
+
+
+def _with_memory(target: Target) -> Target:
+    """The target with a stream for the states of an encoder, where the model holds cross-attention that reads them."""
+    taken = signature(target.model)
+    held = {s.argument for s in target.streams}
+    for name in (n for n in _MEMORY if n in taken and n not in held):
+        for width in _memory_widths(target.model):
+            # In front: a stream that comes later is the shorter one.
+            streams = (Stream(name, "features", width=width), *target.streams)
+            if attempt(target, streams) is None:
+                wider = dataclasses.replace(target, streams=streams)
+                if moves(wider, name):
+                    target = wider
+                break  # it runs and is not read: there is no cross-attention
+    return target
+
+
+def _memory_widths(model: nn.Module) -> list[int]:
+    names = ("encoder_hidden_size", "cross_attention_hidden_size", "encoder_width", "hidden_size", "n_embd", "d_model")
+    held = [vars(node).get(name) for node in shrink_example._nodes(model.config) for name in names]
+    return list(dict.fromkeys(width for width in held if type(width) is int))
 
 
 def _stream(model: nn.Module, name: str, value: Tensor) -> Stream | None:
@@ -137,11 +177,12 @@ def _patch(config: Any, height: int, width: int) -> int:
 
 
 def _masked(target: Target) -> Iterator[Stream]:
-    """The token streams with the argument that carries their key mask; a mask over samples of sound is none."""
+    """The streams of tokens and of states with the argument that carries their key mask; a mask over samples of sound is none."""
     taken = signature(target.model)
     for stream in target.streams:
         argument = "decoder_attention_mask" if stream.argument.startswith("decoder_") else "attention_mask"
-        if stream.kind == "tokens" and argument in taken and _accepts(target, stream, Padding(argument, keep=True)):
+        argument = _MEMORY.get(stream.argument, argument if stream.kind == "tokens" else "")
+        if argument in taken and _accepts(target, stream, Padding(argument, keep=True)):
             stream = dataclasses.replace(stream, padding=Padding(argument, keep=True))
         yield stream
 

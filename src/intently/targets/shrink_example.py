@@ -23,7 +23,7 @@ def example(
     decoder; pictures and log-mel features have the size the configuration fixes. Several forms are tried where the
     configuration does not tell. Raises ValueError naming the required arguments when none fits.
     """
-    model: nn.Module = getattr(built_or_model, "model", built_or_model)
+    model: nn.Module = built_or_model if isinstance(built_or_model, nn.Module) else built_or_model.model
     error: Exception | None = None
     batches = list(candidates(model, batch, length, source_length, seed))
     for inputs in batches:
