@@ -2,68 +2,139 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import subprocess
+import re
 import sys
-import tempfile
-import time
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from benchmarks import written
-from intently.targets.huggingface_build import model_types
+import torch
 
-LIMIT = 90  # seconds a type
+import intently
+from benchmarks import workers, written
+from intently.errors import CannotCheck
+from intently.targets import huggingface, shrink
+from intently.targets import huggingface_build as building
+
+LIMIT = 120.0  # seconds a type
 STATE = written.RESULTS / "survey.jsonl"
 
+# Fields that choose how attention is made; each is tried the other way round.
+_SWITCHES = re.compile(
+    r"alibi|bidirectional|is_decoder|is_causal|^causal$|add_cross_attention|cross_attn_all|use_sliding_window|multi_query|"
+    r"parallel_(attn|residual)|new_decoder|qk_(layer_?)?norm|qk_ln|relative|rotary|interleave|sink|scale_attn|"
+    r"(attention|attn|qkv|query|key|use)_bias$|abs_pos|rel_pos|gated_attn|attn_uses|learned_position"
+)
 
-def survey(name: str) -> dict[str, object]:
-    """One type, checked as a user would: what the program said, and how long it took."""
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "intently", "check", f"hf:{name}", "--json", str(out), "--quiet"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
-        except subprocess.TimeoutExpired:
-            return {"type": name, "verdict": "unchecked", "why": f"longer than {LIMIT} s", "seconds": LIMIT}
-        took = round(time.perf_counter() - started, 1)
-        if not out.exists():
-            said = next(
-                (line for line in done.stderr.splitlines() if line.startswith("cannot check: ")),
-                "cannot check: no reason given",
-            )
-            return {
-                "type": name,
-                "verdict": "unchecked",
-                "why": said.removeprefix("cannot check: ")[:160],
-                "seconds": took,
-            }
-        report = json.loads(out.read_text())
-    errors = [f"{f['fault']} at {f['site']} ({f['proof']})" for f in report["findings"] if f["severity"] == "error"]
-    unnamed = [n for n in report.get("notes", ()) if "no fault known" in n]
-    return {"type": name, "verdict": report["verdict"], "why": "; ".join([*errors, *unnamed])[:300], "seconds": took}
+
+def variants(model_type: str) -> Iterator[str]:
+    """The type with each of its boolean switches of attention turned."""
+    try:
+        config = building._default_config(model_type)
+    except building.CannotBuild:
+        return
+    seen = set()
+    for _, part in shrink._walk(config):
+        for field, value in vars(part).items():
+            if isinstance(value, bool) and _SWITCHES.search(field) and field not in seen:
+                seen.add(field)
+                yield f"{model_type}?{field}={json.dumps(not value)}"
+
+
+def one(name: str) -> dict[str, Any]:
+    """One type, checked: what is said of it and what that cost, or why it could not be."""
+    torch.set_num_threads(1)
+    try:
+        target = huggingface.tiny(name)
+    except CannotCheck as error:
+        return {"why": str(error)[:200]}
+    told = {"class": type(target.model).__name__}
+    try:
+        report = intently.check(target)
+    except CannotCheck as error:
+        return {**told, "why": f"built, but not checked: {error}"[:200]}
+    findings = [
+        {"fault": f.fault, "site": f.site, "severity": f.severity, "proof": f.proof, "condition": f.condition}
+        for f in report.findings
+    ]
+    unnamed = [n for n in report.notes if "no fault known" in n]
+    cost = {"seconds": round(report.seconds, 1), "forwards": report.forwards, "sites": len(report.sites)}
+    return {
+        **told,
+        "verdict": report.verdict,
+        "intent": report.intent,
+        "findings": findings,
+        "unnamed": unnamed,
+        **cost,
+    }
+
+
+def errors(row: dict[str, Any]) -> list[str]:
+    """The errors of one type, those of one fault together."""
+    by_fault: dict[tuple[str, str], list[str]] = {}
+    for f in row.get("findings", ()):
+        if f["severity"] == "error":
+            by_fault.setdefault((f["fault"], f["proof"]), []).append(f["site"])
+    said = [
+        f"{fault} at {sites[0]}{f' and {len(sites) - 1} more' if sites[1:] else ''} ({proof})"
+        for (fault, proof), sites in by_fault.items()
+    ]
+    return [*said, *row.get("unnamed", ())]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Every type: what was said, errors first, then what was kept, then what could not be checked."""
+    order = {"broken": 0, "unchecked": 1, "kept": 2, "": 3}
+    shown = sorted(rows, key=lambda r: (order[r.get("verdict", "")], r["name"]))
+    lines = [
+        (r["name"], r.get("class", ""), r.get("verdict", "not checked"), "; ".join(errors(r)) or r.get("why", ""), r.get("intent", ""),
+         r.get("forwards", ""), r.get("seconds", r.get("took", "")))
+        for r in shown
+    ]  # fmt: skip
+    checked = [r for r in rows if r.get("verdict")]
+    took = sorted(r["seconds"] for r in checked)
+    counts = {v: sum(r["verdict"] == v for r in checked) for v in ("kept", "broken", "unchecked")}
+    note = f"{len(rows)} names, {len(checked)} built and checked: {counts['kept']} kept, {counts['broken']} broken, {counts['unchecked']} unchecked"
+    note += f"; median check {took[len(took) // 2]} s" if took else ""
+    columns = ("type", "class", "verdict", "errors, or why not", "intent", "forwards", "seconds")
+    return written.table("Survey of transformers types", columns, lines, f"transformers {_version()}. {note}")
+
+
+def _version() -> str:
+    import transformers
+
+    return transformers.__version__
 
 
 def main() -> None:
-    written.RESULTS.mkdir(exist_ok=True)
-    done = {}
-    if STATE.exists():
-        done = {row["type"]: row for row in map(json.loads, STATE.read_text().splitlines())}
-    wanted = sys.argv[1:] or list(model_types())
-    for number, name in enumerate(wanted, 1):
-        if name not in done or sys.argv[1:]:
-            done[name] = survey(name)
-            with STATE.open("a") as file:
-                file.write(json.dumps(done[name]) + "\n")
-        row = done[name]
-        print(f"{number}/{len(wanted)} {name}: {row['verdict']} {row['why']} ({row['seconds']} s)", flush=True)
-    rows = [(r["type"], r["verdict"], r["why"], r["seconds"]) for r in (done[n] for n in wanted)]
-    counts = {v: sum(r[1] == v for r in rows) for v in ("kept", "broken", "unchecked")}
-    title = "Survey of transformers types"
-    text = written.table(
-        title, ("type", "verdict", "errors, or why not", "seconds"), rows, f"{len(rows)} types: {counts}"
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.survey", description=__doc__)
+    parser.add_argument("types", nargs="*", help="types, as behind hf:; all that transformers knows when none is named")
+    parser.add_argument(
+        "--variants", action="store_true", help="also every type with one switch of its attention turned"
     )
-    print(f"wrote {written.write('survey.md', text)}")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--anew", action="store_true", help="forget what was done before")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(one(given.one)))
+        return
+    if given.anew:
+        STATE.unlink(missing_ok=True)
+    types = given.types or list(building.model_types())
+    names = [n for t in types for n in (t, *(variants(t) if given.variants else ()))]
+    state = workers.State(STATE)
+    if given.types:
+        state.done = {n: row for n, row in state.done.items() if n not in names}
+    run = workers.each(names, lambda n: workers.outcome("benchmarks.survey", n, limit=LIMIT), state, given.processes)
+    for number, (name, row) in enumerate(run, 1):
+        print(
+            f"{number}/{len(names)} {name}: {row.get('verdict', 'not checked')} {'; '.join(errors(row)) or row.get('why', '')} ({row.get('took')} s)",
+            flush=True,
+        )
+    if not given.types:
+        print(f"wrote {written.write('survey.md', table([state.done[n] for n in names]))}")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ TargetText = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="path/file.py:NAME, package.module:NAME, hf:MODEL_TYPE or hf:MODEL_TYPE/CLASS, "
+        help="path/file.py:NAME, package.module:NAME, hf:MODEL_TYPE[/CLASS][?FIELD=VALUE], "
         "or a folder with a config.json.",
         show_default=False,
     ),

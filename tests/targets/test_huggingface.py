@@ -321,3 +321,22 @@ def test_asking_leaves_the_random_state_alone() -> None:
     before = torch.random.get_rng_state()
     huggingface.tiny("gpt2", seed=3)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+# -- settings beside the defaults -----------------------------------------------------------------------------------
+
+
+def test_a_field_of_the_configuration_can_be_set() -> None:
+    target = huggingface.tiny("falcon?alibi=true&new_decoder_architecture=false")
+    assert target.model.config.alibi is True
+    assert target.name == "hf:falcon (FalconForCausalLM, alibi=true, new_decoder_architecture=false)"
+    assert huggingface.tiny("falcon").model.config.alibi is False
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("falcon?alibis=true", "did you mean alibi"), ("falcon?alibi", "sets no field"), ("falcon?=1", "sets no field")],
+)
+def test_a_field_that_is_not_there_is_told(text: str, said: str) -> None:
+    with pytest.raises(CannotCheck, match=said):
+        huggingface.tiny(text)

@@ -34,7 +34,10 @@ _OWN_RULES = frozenset({"cpmant"})
 
 
 def tiny(text: str, *, seed: int = 0) -> Target:
-    """A tiny random model of a transformers type, `MODEL_TYPE` or `MODEL_TYPE/ClassName`, ready to check.
+    """A tiny random model of a transformers type, ready to check.
+
+    `text` is `MODEL_TYPE` or `MODEL_TYPE/ClassName`, perhaps with fields of its configuration behind: `?field=value`,
+    several joined by `&`, values as in JSON (`falcon?alibi=true`).
 
     Raises `CannotCheck`, with the reason in one sentence, when it cannot be built.
 
@@ -42,16 +45,32 @@ def tiny(text: str, *, seed: int = 0) -> Target:
     >>> target.name, str(target.intent), [s.argument for s in target.streams]
     ('hf:llama (LlamaForCausalLM)', 'causal', ['input_ids'])
     """
-    model_type, _, class_name = text.partition("/")
+    named, _, fields = text.partition("?")
+    model_type, _, class_name = named.partition("/")
     if not model_type:
         raise CannotCheck("hf: names no model type", hint="hf:llama, or hf:bert/BertModel for one of its classes")
     _require(f"hf:{text}")
     try:
-        built = building.build(model_type, class_name or None, seed=seed)
+        built = building.build(model_type, class_name or None, seed=seed, settings=_settings(fields))
     except building.CannotBuild as error:
         raise CannotCheck(str(error)) from error
     with _quiet(seed):
-        return _target(built.model, built.kind, f"hf:{model_type} ({built.class_name})")
+        said = f", {fields.replace('&', ', ')}" if fields else ""
+        return _target(built.model, built.kind, f"hf:{model_type} ({built.class_name}{said})")
+
+
+def _settings(fields: str) -> dict[str, Any]:
+    """`alibi=true&heads=3` as names and values; a value that is no JSON is a text."""
+    settings: dict[str, Any] = {}
+    for each in filter(None, fields.split("&")):
+        name, equals, value = each.partition("=")
+        if not (name and equals and value):
+            raise CannotCheck(f"{each!r} sets no field", hint="hf:falcon?alibi=true")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
 
 
 def folder(path: str | Path, *, seed: int = 0) -> Target:

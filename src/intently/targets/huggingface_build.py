@@ -8,7 +8,7 @@ import importlib
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,12 @@ def model_types() -> tuple[str, ...]:
     return tuple(sorted(auto.CONFIG_MAPPING_NAMES))
 
 
-def build(model_type: str, class_name: str | None = None, *, seed: int = 0) -> Built:
+def build(
+    model_type: str, class_name: str | None = None, *, seed: int = 0, settings: Mapping[str, Any] | None = None
+) -> Built:
     """A tiny random model of the transformers type `model_type`, of its main class or of `class_name`.
+
+    `settings` are fields of its configuration to set otherwise than by default, in every part that has them.
 
     The main class is the causal language model of a decoder, the sequence-to-sequence model of an encoder-decoder, the
     masked language model of an encoder, else the bare model. Nothing is downloaded; the same seed gives the same
@@ -71,6 +75,7 @@ def build(model_type: str, class_name: str | None = None, *, seed: int = 0) -> B
     """
     with _quiet(seed):
         config = _default_config(model_type)
+        _set(config, settings or {})
         name = class_name or _main_class(model_type, config)
         try:
             return _build(model_type, name, config, seed)
@@ -142,6 +147,20 @@ def _default_config(model_type: str) -> Any:
             f"{model_type} has no default configuration to shrink ({_sentence(error)}); "
             "give a folder with a config.json instead"
         ) from error
+
+
+def _set(config: Any, settings: Mapping[str, Any]) -> None:
+    """Set fields wherever a part of the configuration has them."""
+    parts = [node for _, node in shrink._walk(config)]
+    for field, value in settings.items():
+        concerned = [p for p in parts if field in vars(p)]
+        if not concerned:
+            known = sorted({name for p in parts for name in vars(p) if not name.startswith("_")})
+            near = difflib.get_close_matches(field, known, n=4, cutoff=0.5)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise CannotBuild(f"the configuration of {config.model_type} has no field {field!r}{hint}")
+        for part in concerned:
+            setattr(part, field, value)
 
 
 def _names(mapping: str, model_type: str) -> tuple[str, ...]:
