@@ -13,6 +13,8 @@ from intently import Report, Target
 from intently.faults import FAULTS
 from intently.promises import PROMISES
 
+# Promises that only notes are told about: code that is right may cost more than it needs to.
+INFORMING = {p for p in PROMISES if all(f.severity == "note" for f in FAULTS.values() if p in f.promises)}
 STAGES = {"project", "score", "mask", "scale", "normalize", "aggregate", "outside"}
 
 
@@ -39,9 +41,9 @@ def test_bad_is_flagged(name: str) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_good_is_silent(name: str) -> None:
     report = checked(name, FAULTS[name].good)
-    assert [(f.fault, f.message) for f in report.findings if f.severity != "note"] == []
+    assert [(f.fault, f.message) for f in report.findings if f.severity != "note" or f.fault == name] == []
     assert report.ok
-    assert [c for c in report.grid if c.verdict == "broken"] == []
+    assert [c for c in report.grid if c.verdict == "broken" and c.promise not in INFORMING] == []
 
 
 @pytest.mark.parametrize("name", FAULTS)

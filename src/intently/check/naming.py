@@ -90,8 +90,13 @@ def _one_name_each(found: list[Suspicion]) -> list[Suspicion]:
         )
 
     found = [s for s in found if not explained(s)]
+    # What only informs can wait where something is wrong.
+    wrong = {s.site.key_name for s in found if s.site is not None and (s.severity or s.fault.severity) == "error"}
+    found = [s for s in found if not (s.informs and s.site is not None and s.site.key_name in wrong)]
     # Two paths disagree because one of them is wrong: where its fault has a name, that is told.
-    named = {s.site.key_name for s in found if s.site is not None and s.fault.name != "backend-disagrees"}
+    named = {
+        s.site.key_name for s in found if s.site is not None and s.fault.name != "backend-disagrees" and not s.informs
+    }
     return [
         s
         for s in found

@@ -82,7 +82,8 @@ class Check:
             more, found = self._judge(longer)
             cells += [replace(c, condition=f"{_LONG} · {c.condition}") for c in more if c.verdict != "not-applicable"]
             # What shorter sequences show is not told again, nor more of a call that has its name already.
-            told, named = {f.promise for f in findings}, {f.site.split("#")[0] for f in findings}
+            told = {f.promise for f in findings}
+            named = {f.site.split("#")[0] for f in findings if f.severity != "note"}
             found = [f for f in found if f.promise not in told and f.site.split("#")[0] not in named]
             findings += [replace(f, condition=f"{_LONG} · {f.condition}") for f in found]
         return self._finish(cells, findings, plain)
@@ -160,7 +161,7 @@ class Check:
         told = [s for s in suspicions if self.wanted.fault(s.fault.name) and self.wanted.promise(s.promise)]
         findings = [_finding(s, *prover.prove(s, suspicions)) for s in told]
         if self.wanted.fault("side-channel"):
-            findings += self._side_channels(cells, suspicions, prover)
+            findings += self._side_channels(cells, [s for s in suspicions if not s.informs], prover)
         return cells, findings
 
     # -- what is tried ----------------------------------------------------------------------------------------------
@@ -492,8 +493,9 @@ def _unexplained(cells: Sequence[Cell], findings: Sequence[Finding]) -> list[str
     """A broken promise that no finding explains must not pass in silence."""
     explained = {p for f in findings for p in (f.promise, *FAULTS[f.fault].promises)}
     notes = []
+    informing = {p for p in PROMISES if all(f.severity == "note" for f in FAULTS.values() if p in f.promises)}
     for promise in dict.fromkeys(c.promise for c in cells if c.verdict == "broken"):
-        if promise not in explained:
+        if promise not in explained and promise not in informing:
             first = next(c for c in cells if c.promise == promise and c.verdict == "broken")
             notes.append(f"{promise} is broken under {first.condition!r}, and no fault known here explains it")
     return notes

@@ -34,6 +34,11 @@ class Suspicion:
     source: Source | None = None  # a line, where no site is concerned
     proven_by: str = ""  # set by a fault that made its own proof
 
+    @property
+    def informs(self) -> bool:
+        """Whether it is a note: it explains no other fault, and hides none at the same call."""
+        return (self.severity or self.fault.severity) == "note"
+
 
 @dataclass(frozen=True)
 class Fault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from intently.promises import (
+    affordable,
     backends_agree,
     batch_independent,
     cache_equal,
@@ -27,7 +28,7 @@ from intently.promises.trial import Condition, Influence, Layout, Trial, conditi
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, windowed, padding_inert, position_shift, batch_independent, cache_equal, documents_isolated, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, grouped,
+        causal, sees_all, windowed, padding_inert, position_shift, batch_independent, cache_equal, documents_isolated, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, affordable, grouped,
     )
 }  # fmt: skip
 

@@ -16,16 +16,13 @@ from intently.sites.assemble import lines_of
 from intently.sites.call import Call
 from intently.sites.describe import ENTRIES
 from intently.sites.factors import path_factor
+from intently.sites.kernels import kernel_of, refused_for
 from intently.sites.layout import Layout, is_folded, order_of
 from intently.sites.origin import entries_of, features_of, samples_of, varies
 from intently.sites.provenance import Node
 from intently.sites.reads import reads_of
 from intently.sites.site import Rows, Scale, Site, Tensors
 from intently.sites.trace_types import Sizes
-
-# torch names no public way to ask which kernel a call would take.
-_choose: Callable[..., int] = getattr(torch, "_fused_sdp_choice")  # noqa: B009
-_KERNELS = {-1: "error", 0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
 
 
 def assemble_fused(
@@ -44,13 +41,13 @@ def assemble_fused(
     dropout = float(named.get("dropout_p", 0.0) or 0.0)
     scale = named.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    try:
-        kernel = _KERNELS.get(int(_choose(query, key, value, mask, dropout, causal, scale=named.get("scale"), enable_gqa=bool(named.get("enable_gqa", False)))), "math")  # fmt: skip
-    except (RuntimeError, TypeError):
-        kernel = "math"
+    asked = {
+        "query": query, "key": key, "value": value, "mask": mask, "dropout": dropout, "causal": causal, "scale": named.get("scale"),
+        "enable_gqa": bool(named.get("enable_gqa", False)),
+    }  # fmt: skip
     return _from_parts(
-        query, key, value, nodes, result, sizes, keep=keep, path=path, source=source, kind="fused", kernel=f"sdpa {kernel}",
-        scale=scale, mask=mask, causal=causal, dropout=dropout, softcap=None,
+        query, key, value, nodes, result, sizes, keep=keep, path=path, source=source, kind="fused", kernel=f"sdpa {kernel_of(asked)}",
+        refused=refused_for(asked), scale=scale, mask=mask, causal=causal, dropout=dropout, softcap=None,
     )  # fmt: skip
 
 
@@ -68,7 +65,7 @@ def assemble_flex(
 def _from_parts(
     query: Tensor, key: Tensor, value: Tensor, nodes: Mapping[str, Node], result: Tensor, sizes: Sizes, *, keep: bool, path: str,
     source: Source | None, kind: str, kernel: str, scale: float, mask: Tensor | None, causal: bool, dropout: float,
-    softcap: float | None, logits_of: Callable[[Tensor], Tensor] | None = None,
+    softcap: float | None, logits_of: Callable[[Tensor], Tensor] | None = None, refused: frozenset[str] = frozenset(),
 ) -> Call:  # fmt: skip
     lead = query.shape[:-2] if query.dim() > 2 else torch.Size([1])
     heads, kv_heads = (lead[-1], key.shape[-3]) if query.dim() > 3 else (1, 1)
@@ -173,6 +170,7 @@ def _from_parts(
         mask=phrase, visible=visible, bias=bias, kernel=kernel, dtype=str(query.dtype).removeprefix("torch."), dropout=dropout,
         side=side, origins={n: nodes[n].origins for n in ("query", "key", "value") if n in nodes},
         lines=lines_of(source, source, source, source), row_sum=row_sum, rows=rows, reads=reads, tensors=tensors if keep else None,
+        refused=refused, mask_given=mask is not None,
     )  # fmt: skip
     layout = Layout(order, (), result.shape, False, output_index)
     return Call(path, site, layout, None, native, folded=is_folded(queries, sizes))

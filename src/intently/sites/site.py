@@ -131,6 +131,8 @@ class Site:
     negative: bool = False
     sink: bool = False  # the softmax saw more than the keys that meet values
     made_by: str = "softmax"  # the call that turned logits into weights: softmax, exp, sigmoid, …
+    refused: frozenset[str] = frozenset()  # what kept a call of torch's fused attention from a fused kernel
+    mask_given: bool = False  # a mask was passed to a fused call, besides or in place of `is_causal`
     repaired: bool = False  # an edit put another output in its place
     key_name: str = ""  # path and number of the call, the name under which an edit finds it
     tensors: Tensors | None = None

@@ -59,6 +59,11 @@ class Runner:
             result = call(self.model, {**batch.arguments, **switch.arguments})
         return self._read(result, batch, switch)
 
+    def shapes(self, batch: Batch, switch: Switch = PLAIN) -> list[torch.Size]:
+        """The shapes of every floating tensor that one call returns."""
+        with self._context(switch, 0):
+            return [t.shape for t in tensors_of(call(self.model, {**batch.arguments, **switch.arguments}))]
+
     def traced(
         self,
         batch: Batch,
