@@ -25,9 +25,9 @@ PUBLISHED = {
     "llama": ({"input_ids": "attention_mask"}, "causal"),
     "gpt2": ({"input_ids": "attention_mask"}, "causal"),
     "gpt_neox": ({"input_ids": "attention_mask"}, "causal"),
-    "mistral": ({"input_ids": "attention_mask"}, "causal"),
+    "mistral": ({"input_ids": "attention_mask"}, "causal & window(5)"),
     "bert": ({"input_ids": "attention_mask"}, "full"),
-    "modernbert": ({"input_ids": "attention_mask"}, "full"),
+    "modernbert": ({"input_ids": "attention_mask"}, "full in layer 0, window(2, 2) in layer 1"),
     "xlnet": ({"input_ids": "attention_mask"}, "full"),
     "fnet": ({"input_ids": None}, "full"),
     "t5": (
@@ -159,14 +159,14 @@ def test_bert_as_a_decoder_is_causal() -> None:
 
 def test_a_decoder_said_to_see_both_ways_is_not_causal() -> None:
     config = small("gemma3_text", head_dim=8, num_key_value_heads=2, use_bidirectional_attention=True)
-    assert str(huggingface.from_model(transformers.Gemma3TextModel(config)).intent) == "full"
+    assert str(huggingface.from_model(transformers.Gemma3TextModel(config)).intent) == "window(2048, 2048)"
 
 
-def test_a_window_shorter_than_the_lengths_tried_is_left_to_observation() -> None:
+def test_a_window_is_read() -> None:
     wide = small("mistral", num_key_value_heads=2, sliding_window=64)
     narrow = small("mistral", num_key_value_heads=2, sliding_window=3)
-    assert str(huggingface.from_model(transformers.MistralForCausalLM(wide)).intent) == "causal"
-    assert huggingface.from_model(transformers.MistralForCausalLM(narrow)).intent.mask is None
+    assert str(huggingface.from_model(transformers.MistralForCausalLM(wide)).intent) == "causal & window(64)"
+    assert str(huggingface.from_model(transformers.MistralForCausalLM(narrow)).intent) == "causal & window(3)"
 
 
 # -- a model that is given ------------------------------------------------------------------------------------------

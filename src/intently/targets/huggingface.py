@@ -1,4 +1,4 @@
-"""A transformers model as a target: built tiny, loaded or given, its intent read from its configuration."""
+"""A transformers model as a target: built tiny, loaded or given, with the switches it offers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,16 @@ from torch import Tensor, nn
 
 from intently.errors import CannotCheck
 from intently.intent import Intent
-from intently.masks import Mask
 from intently.targets import huggingface_build as building
 from intently.targets import published
-from intently.targets.huggingface_inputs import Pieces, with_streams
+from intently.targets.huggingface_inputs import with_streams
+from intently.targets.huggingface_intent import intent_of, text_fields
 from intently.targets.packing import with_tellings
 from intently.targets.signature import dtype_of, lengths_for, signature
 from intently.targets.target import Switch, Target, call
 
 # Without weights a larger architecture is shrunk: random numbers of full size show no more.
 MOST_RANDOM_PARAMETERS = 50_000_000
-# No check tries sequences as long as this, so that a window of this size or more hides nothing.
-SHORTEST_WINDOW = 16
-# Types with a causal head whose tokens see each other by rules of their own, which no mask in words states.
-_OWN_RULES = frozenset({"cpmant"})
 
 
 def tiny(text: str, *, seed: int = 0) -> Target:
@@ -260,84 +256,6 @@ def _random(path: Path, config: Any, model_class: Any, seed: int) -> tuple[nn.Mo
     return model, (f"{path} holds no weights: random ones of full size were checked ({size / 1e6:.1f}M parameters)",)
 
 
-# -- intent ---------------------------------------------------------------------------------------------------------
-
-
-def intent_of(model: Any, kind: str, target: Target) -> Intent:
-    """What a released architecture is meant to do, as far as its configuration says; a mask of None is then observed.
-
-    Scales are as published, so that none is demanded.
-    """
-    mask, encoder = _masks(model, kind, target)
-    origin = "read from the configuration" if mask is not None else "observed"
-    return Intent(mask, encoder=encoder, scale_is_free=True, origin=origin)
-
-
-def _masks(model: Any, kind: str, target: Target) -> tuple[Mask | None, Mask | None]:
-    config = _text(model.config)
-    both_ways = (
-        config.get("attn_type") == "bi"
-        or config.get("is_causal") is False
-        or config.get("use_bidirectional_attention") in (True, "all")
-        or config.get("bidirectional") is True
-    )
-    if str(config.get("model_type")) in _OWN_RULES or _narrow(config):
-        return None, None
-    if kind == "encoder-decoder":
-        has_decoder = any(s.argument.startswith("decoder_") for s in target.streams)
-        return (Mask.causal(), Mask.full()) if has_decoder else (None, None)
-    if kind == "causal":
-        masked_too = bool(building._names(building._MASKED[0], str(config.get("model_type"))))
-        turned = config.get("is_decoder") is True or config.get("causal") is True
-        return Mask.full() if both_ways or (masked_too and not turned) else Mask.causal(), None
-    if config.get("is_decoder") is True or config.get("causal") is True:
-        return Mask.causal(), None
-    return Mask.full() if _sees_both_ways(model, kind, config, target) else None, None
-
-
-def _sees_both_ways(model: Any, kind: str, config: Mapping[str, Any], target: Target) -> bool:
-    """Whether an encoder is known to let every position see every other."""
-    if any(
-        isinstance(config.get(n), list | tuple) for n in ("depths", "num_heads", "num_attention_heads", "hidden_sizes")
-    ):
-        return False  # stages that see a part of the picture each
-    if config.get("window_size") or config.get("block_sizes"):
-        return False
-    if target.main.kind in ("pixels", "frames", "features"):
-        return not isinstance(target.main, Pieces) or target.main.argument == "input_values"
-    masked = building._names(building._MASKED[0], str(config.get("model_type")))
-    return kind == "masked" or bool(masked) or "Encoder" in type(model).__name__
-
-
-def _text(config: Any) -> dict[str, Any]:
-    """The fields of the configuration of the part that reads tokens; read as stored, since some properties raise."""
-    part = config
-    with contextlib.suppress(Exception):
-        part = config.get_text_config(decoder=True)
-    fields = dict(vars(part))
-    fields["model_type"] = getattr(type(part), "model_type", "") or getattr(config, "model_type", "")
-    return fields
-
-
-def _narrow(config: Mapping[str, Any]) -> bool:
-    """Whether a window, chunk or block is so small that it hides something at the lengths that a check tries."""
-    names = (
-        "sliding_window",
-        "attention_chunk_size",
-        "local_attention",
-        "window_size",
-        "attention_window",
-        "block_size",
-    )
-    sizes = [size for name in names for size in _numbers(config.get(name))]
-    return any(0 < size < SHORTEST_WINDOW for size in sizes)
-
-
-def _numbers(value: Any) -> list[int]:
-    values = value if isinstance(value, list | tuple) else [value]
-    return [v for v in values if type(v) is int]
-
-
 # -- switches -------------------------------------------------------------------------------------------------------
 
 
@@ -354,7 +272,7 @@ def _switches(target: Target) -> Iterator[Switch]:
             name = "output_attentions=True" if how is plain else f"output_attentions=True, {how.name}"
             yield Switch(name, enter=how.enter, arguments={"output_attentions": True}, looking=True)
             break
-    default = _text(model.config).get("use_cache")
+    default = text_fields(model.config).get("use_cache")
     if isinstance(default, bool) and _takes(model, "use_cache"):
         mine, theirs = (_run(target, plain, {"use_cache": value}) for value in (default, not default))
         if mine is not None and theirs is not None and _holds_cache(mine) != _holds_cache(theirs):

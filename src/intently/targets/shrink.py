@@ -23,6 +23,7 @@ class Sizes:
     vocabulary: int = 96
     positions: int = 128
     window: int = 64
+    band: int = 5  # so short that sequences of 7 are longer
     experts: int = 4
     image_patches: int = 4
     most_layers: int = 8
@@ -51,6 +52,10 @@ def plan(config: Any, sizes: Sizes = Sizes()) -> dict[Path, Change]:
     >>> [changes[(name,)].value for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")]
     [32, 4, 2]
     """
+    if getattr(config, "is_encoder_decoder", False):
+        sizes = dataclasses.replace(
+            sizes, band=sizes.window
+        )  # windows of two stacks are not read, so none may hide anything
     nodes = list(_walk(config))
     widths = {value for _, node in nodes if isinstance(value := _primary(node, shrink_roles.PRIMARY_WIDTHS), int)}
     tokens = _token_map([node for _, node in nodes], sizes)
@@ -92,6 +97,7 @@ def _fill(name: str, value: Any, held: Mapping[str, Any], now: Mapping[str, Any]
             "shared experts": 1,
             "vocabulary": sizes.vocabulary,
             "window": sizes.window,
+            "band": sizes.window,
         }
         by_name = {"pad_token_id": 1, "mask_token_id": 4, "layer_types": ["full_attention"] * count}
         if re.fullmatch(r"attn_layer_(indices|ids|idx)", name):
@@ -258,6 +264,8 @@ class _Scale:
             return min(value, 8)
         if role == "positions":
             return min(value, sizes.positions)
+        if role == "band" or (role == "window" and "attention_layers" in self.fields):
+            return min(value, sizes.band)
         if role == "window":
             return min(value, sizes.window)
         if role == "experts":
