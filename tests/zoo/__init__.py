@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.zoo import caches, documents, einsum, heads, matmul, memory, multihead, positions, sdpa
+from tests.zoo import caches, documents, einsum, heads, matmul, memory, multihead, positions, sdpa, windows
 from tests.zoo.case import STYLES, Case, Outcome, judge
 
 # Faults planted in one model share its clean twin, which is checked once.
@@ -19,6 +19,7 @@ CASES: tuple[Case, ...] = tuple(
             *sdpa.CASES,
             *heads.CASES,
             *caches.CASES,
+            *windows.CASES,
         )
     }.values()
 )
