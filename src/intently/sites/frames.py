@@ -25,7 +25,7 @@ _PLAYING = (str(Path(_HERE) / "demo"), str(Path(_MECHANISM) / "layers"))
 class Placed(Protocol):
     """A model that runs node by node, and says itself which node is at work."""
 
-    def place(self) -> tuple[str, Source | None]: ...
+    def node_at_work(self) -> tuple[str, Source | None]: ...
 
 
 class Names:
@@ -48,7 +48,7 @@ class Names:
 def locate(names: Names) -> tuple[str, Source | None]:
     """The path of the innermost module whose forward is running, and the innermost line that is the user's."""
     if names.placed is not None:
-        return names.placed.place()
+        return names.placed.node_at_work()
     frame: FrameType | None = sys._getframe(2)
     source: Source | None = None
     path: str | None = None

@@ -55,7 +55,7 @@ class Replay(nn.Module):
             self.register_buffer(f"b{index}", value)
             self._constants[name] = value
 
-    def place(self) -> tuple[str, Source | None]:
+    def node_at_work(self) -> tuple[str, Source | None]:
         """The label of the node at work (of its softmax, where it multiplies weights with values), and the line it was exported from."""
         if not self._now:
             return "(root)", None
