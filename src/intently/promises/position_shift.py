@@ -99,6 +99,8 @@ def _unmoved_mask(trial: Trial) -> bool:
     mask = trial.intent.mask
     if mask is None:
         return True
+    if mask.document_numbers is not None:
+        return False
     seen: Any = mask.matrix(12)
     return seen.dim() == 2 and bool((seen[1:, 1:] == seen[:-1, :-1]).all())
 
