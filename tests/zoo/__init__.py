@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.zoo import caches, documents, einsum, heads, matmul, memory, multihead, positions, sdpa, windows
+from tests.zoo import caches, documents, einsum, heads, matmul, memory, multihead, numerics, positions, sdpa, windows
 from tests.zoo.case import STYLES, Case, Outcome, judge
 
 # Faults planted in one model share its clean twin, which is checked once.
@@ -15,6 +15,7 @@ CASES: tuple[Case, ...] = tuple(
             *matmul.CASES,
             *memory.CASES,
             *multihead.CASES,
+            *numerics.CASES,
             *positions.CASES,
             *sdpa.CASES,
             *heads.CASES,
@@ -25,6 +26,6 @@ CASES: tuple[Case, ...] = tuple(
 )
 
 # Where a fault cannot exist in a style, and why.
-IMPOSSIBLE: dict[tuple[str, str], str] = {**multihead.IMPOSSIBLE, **sdpa.IMPOSSIBLE}
+IMPOSSIBLE: dict[tuple[str, str], str] = {**multihead.IMPOSSIBLE, **numerics.IMPOSSIBLE, **sdpa.IMPOSSIBLE}
 
 __all__ = ["CASES", "IMPOSSIBLE", "STYLES", "Case", "Outcome", "judge"]

@@ -57,7 +57,7 @@ def plant(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check said about a case. `errors` holds (fault, site, proof) of each finding that is an error."""
+    """What a check said about a case. `errors` holds (fault, site, proof) of each error, and of the planted fault."""
 
     case: str
     style: str
@@ -126,7 +126,9 @@ def judge(case: Case) -> Outcome:
         return Outcome(str(case), case.style, case.fault, case.sites, (), 0.0, str(error), case.twin, case.also)
     finally:
         torch.set_num_threads(threads)
-    errors = tuple((f.fault, f.site, f.proof) for f in report.findings if f.severity == "error")
+    errors = tuple(
+        (f.fault, f.site, f.proof) for f in report.findings if f.severity == "error" or f.fault == case.fault
+    )
     return Outcome(
         str(case), case.style, case.fault, case.sites, errors, report.seconds, twin=case.twin, also=case.also
     )
