@@ -74,6 +74,8 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, list[Pair]]:
         first = past_key_values[0][0].shape[2] if past_key_values is not None else 0
         places = torch.arange(first, first + input_ids.shape[1])
+        if attention_mask is not None:  # it covers what is in the cache, too
+            places = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         x, presents = self.wte(input_ids) + self.wpe(places), []
         for number, layer in enumerate(self.layers):
             x, present = layer(x, past_key_values[number] if past_key_values is not None else None, attention_mask)

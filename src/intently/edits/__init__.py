@@ -14,8 +14,10 @@ from intently.edits.repair import (
     see,
     softmax_over_keys,
     split_heads,
+    turn_again,
 )
 
 __all__ = [
     "Repair", "apply_all", "as_in", "drop_nothing", "norm_queries_and_keys", "regroup", "rescale", "safe_rows", "see", "softmax_over_keys", "split_heads",
+    "turn_again",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from torch import Tensor
 from intently.mechanism import normalize
 from intently.sites import Replacement, Site
 from intently.sites.measure import HIDDEN_NATS, fit_scale, floor_of
+from intently.sites.rotation import Rotation
 from intently.sites.site import Rows
 
 # A repair changes a site that has just run; None leaves it as it is.
@@ -233,6 +234,28 @@ def regroup() -> Repair:
         meant = replace(reads, keys=reads.meant(reads.keys), values=reads.meant(reads.values))
         weights = weights_for(site, logits)
         return Replacement(weights, logits, weights @ tensors.value.double()[:, sources[1]], reads=meant)
+
+    return repair
+
+
+def turn_again(wanted: Callable[[Site], tuple[Tensor, Tensor] | None]) -> Repair:
+    """Turn queries and keys by the wanted maps, `[batch, heads, position, width, width]` each, in place of their own."""
+
+    def repair(site: Site) -> Replacement | None:
+        tensors, own = site.tensors, (site.rotation("query"), site.rotation("key"))
+        maps = wanted(site)
+        if maps is None or tensors is None or tensors.scores is None or tensors.logits is None or site.scale is None:
+            return None
+        if tensors.query is None or tensors.key is None or own[0] is None or own[1] is None:
+            return None
+        turned = []
+        for rows, now, right in zip((tensors.query, tensors.key), own, maps, strict=True):
+            before = torch.linalg.solve(now.maps, rows.double()[..., None])
+            turned.append((right @ before)[..., 0])
+        scores = turned[0] @ turned[1].mT
+        logits = _with_scores(site, scores)
+        found = {n: (lambda m=m: Rotation(m)) for n, m in zip(("query", "key"), maps, strict=True)}
+        return Replacement(weights_for(site, logits), logits, scores=scores, turned=found)
 
     return repair
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination
 from intently.promises import Condition, Trial
+from intently.promises.order_aware import wrong_pairs
 from intently.promises.position_shift import Run, pad_id, rounding, shift, shifted_stream
 from intently.report import Severity, Source, Witness
 from intently.targets.positions import Counting, counted, position_argument
@@ -22,6 +23,8 @@ def look(seen: Examination) -> Iterator[Suspicion]:
         cell, stream = seen.cell("position-shift", condition), shifted_stream(seen.trial, condition)
         if cell is None or stream is None:
             continue
+        if any(wrong_pairs(s) for c in seen.broken("order-aware") for s in seen.trial.sites(c)):
+            return  # scores that know more than the distance move with every shift
         argument = position_argument(seen.trial.target, stream.argument)
         given = argument is not None and _given(seen.trial, condition, stream, argument)
         place, source, cured = _counted(seen.trial, condition, stream)

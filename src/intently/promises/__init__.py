@@ -14,6 +14,7 @@ from intently.promises import (
     memory_respected,
     normalized,
     observer_neutral,
+    order_aware,
     padding_inert,
     position_shift,
     repeatable,
@@ -28,7 +29,7 @@ from intently.promises.trial import Condition, Influence, Layout, Trial, conditi
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, windowed, padding_inert, position_shift, batch_independent, cache_equal, documents_isolated, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, affordable, grouped,
+        causal, sees_all, windowed, padding_inert, position_shift, order_aware, batch_independent, cache_equal, documents_isolated, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, affordable, grouped,
     )
 }  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +100,8 @@ def _unmoved_mask(trial: Trial) -> bool:
         return True
     if mask.document_numbers is not None:
         return False
-    seen: Any = mask.matrix(12)
+    main = trial.target.main
+    seen = mask.matrix(main.positions(trial.lengths[main.argument]))
     return seen.dim() == 2 and bool((seen[1:, 1:] == seen[:-1, :-1]).all())
 
 

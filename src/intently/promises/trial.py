@@ -258,6 +258,11 @@ class Trial:
     def traced_output(self, condition: Condition) -> Tensor:
         return self._traced(condition)[0]
 
+    def traced(self, batch: Batch, switch: Switch) -> tuple[Tensor, tuple[Site, ...]]:
+        """The output and the sites of one traced run of any batch; it is not kept."""
+        self.progress()
+        return self.runner.traced(batch, switch, edits=self._bound(batch))
+
     def _traced(self, condition: Condition) -> tuple[Tensor, tuple[Site, ...]]:
         if condition.name not in self._sites:
             self.progress()

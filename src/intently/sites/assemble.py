@@ -103,6 +103,7 @@ def assemble(
         query=query_rows,
         key=key_rows,
         value=values,
+        turned=sources.turned(layout) if keep else {},
         restore=restorer(made, lead, query_label, order, lead_sizes, value_free),
     )
     kv_heads = sources.kv_heads(order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from intently.sites.describe import described
 from intently.sites.layout import Layout
 from intently.sites.origin import varies
 from intently.sites.provenance import Follow, Node
+from intently.sites.rotation import Rotation
 from intently.sites.site import Reads, Rows, Site
 from intently.sites.trace_types import Pending
 
@@ -30,6 +31,7 @@ class Replacement:
     rows: Rows | None = None
     reads: Reads | None = None
     dropout: float | None = None
+    turned: Mapping[str, Callable[[], Rotation | None]] | None = None  # where queries and keys were turned otherwise
 
 
 @dataclass
@@ -61,6 +63,8 @@ class Call:
             factor = tensors.weights.sum(-1, keepdim=True) if site.deferred else 1.0
             output = tensors.aggregate(weights * factor).to(result.dtype).reshape(result.shape)
             kept = replace(tensors, weights=weights, logits=change.logits, output=output)
+            if change.turned is not None:
+                kept = replace(kept, turned=change.turned, scores=change.scores)
         if not describe:
             return output
         changed = replace(site, rows=change.rows or site.rows, reads=change.reads or site.reads, repaired=True)
@@ -127,11 +131,12 @@ class Call:
 
 def role_of(site: Site) -> str:
     """`cross` when keys depend on another set of the model's arguments than queries, or stand at other positions."""
-    query, key = (_content(site.origins.get(n, frozenset())) for n in ("query", "key"))
+    query, key = (content_of(site.origins.get(n, frozenset())) for n in ("query", "key"))
     if query != key or (site.kind == "additive" and site.queries != site.keys):
         return "cross"
     return "self" if site.queries == site.keys or site.keys > site.queries == 1 else "cross"
 
 
-def _content(origins: frozenset[str]) -> frozenset[str]:
+def content_of(origins: frozenset[str]) -> frozenset[str]:
+    """The arguments among these that carry content, rather than a mask or positions."""
     return frozenset(o for o in origins if "mask" not in o and "position" not in o)

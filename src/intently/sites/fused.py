@@ -21,6 +21,7 @@ from intently.sites.layout import Layout, is_folded, order_of
 from intently.sites.origin import entries_of, features_of, samples_of, varies
 from intently.sites.provenance import Node
 from intently.sites.reads import reads_of
+from intently.sites.rotation import measured
 from intently.sites.site import Rows, Scale, Site, Tensors
 from intently.sites.trace_types import Sizes
 
@@ -134,6 +135,11 @@ def _from_parts(
         tensors = Tensors(
             scores=scores, logits=logits, weights=weights, output=result, query=q, key=k, value=v,
             aggregate=lambda w: native(w.to(v.dtype) @ v), restore=native,
+            turned={
+                n: measured(nodes[n], lambda t, like=x: lay(t.reshape(like.shape)), x.shape[-1])
+                for n, x in (("query", query), ("key", key))
+                if n in nodes
+            },
         )  # fmt: skip
         visible = logits > logits.amax(-1, keepdim=True) - 20 * measure.HIDDEN_NATS
         if added is not None:

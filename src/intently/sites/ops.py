@@ -94,6 +94,33 @@ COPIES = frozenset(
     ]
 )
 
+# Calls that return something new in the shape of what they are given.
+FRESH = frozenset(["empty", "zeros", "empty_like", "zeros_like", "new_empty", "new_zeros"])
+
+# Calls that tables of positions take part in: done again on other content, they show what the tables do.
+TURNS = frozenset(
+    [
+        "add",
+        "sub",
+        "neg",
+        "negative",
+        "mul",
+        "div",
+        "rdiv",
+        "addcmul",
+        "where",
+        "setitem",
+        "view_as_complex",
+        "view_as_real",
+        "complex",
+        "real",
+        "imag",
+        "matmul",
+        "bmm",
+        "einsum",
+    ]
+)
+
 CONTRACTIONS = frozenset(["matmul", "bmm", "baddbmm", "einsum", "mm", "tensordot", "linalg_multi_dot", "inner"])
 
 # Calls that act on the last axis of each position alone: a projection or a norm of one token.

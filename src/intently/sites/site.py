@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from intently.report import SiteRecord, Source
+from intently.sites.rotation import Rotation
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Tensors:
     key: Tensor | None = None
     value: Tensor | None = None
     restore: Callable[[Tensor], Tensor] | None = None  # [batch, heads, query, value width] to the model's layout
+    turned: Mapping[str, Callable[[], Rotation | None]] = field(default_factory=dict)  # of query and key, when asked
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,11 @@ class Site:
     def line(self, stage: str) -> Source | None:
         """The user's line for one stage, or the nearest known one."""
         return self.lines.get(stage) or self.source
+
+    def rotation(self, name: str) -> Rotation | None:
+        """How tables turn the `query` or the `key` on its way here; None where none does, or it cannot be told."""
+        asked = self.tensors.turned.get(name) if self.tensors is not None else None
+        return asked() if asked is not None else None
 
     def record(self) -> SiteRecord:
         """This site as plain data for reports."""

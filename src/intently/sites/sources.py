@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from intently.sites.layout import Layout, is_folded
 from intently.sites.lookup import Lookup
 from intently.sites.origin import entries_of, features_of, samples_of, varies
 from intently.sites.provenance import Node
+from intently.sites.rotation import Rotation, measured
 from intently.sites.site import Rows
 from intently.sites.trace_types import Pending, Sizes
 
@@ -224,6 +225,41 @@ class Sources:
             return None
         placed = layout.canonical(placed)
         return torch.cat(rows)[placed[..., 0] if side == 0 else placed[..., 0, :]]
+
+    def turned(self, layout: Layout) -> dict[str, Callable[[], Rotation | None]]:
+        """The rotations of queries and keys; of products that were joined nothing is told."""
+        if len(self._pending.scores) != 1:
+            return {}
+        found = {}
+        for side, name in ((0, "query"), (1, "key")):
+            operand = side if self.query_side() == 0 else 1 - side
+            laid = self._laid(layout, side)
+            if laid is not None:
+                found[name] = measured(self._score.operands[operand], laid, self.width())
+        return found
+
+    def _laid(self, layout: Layout, side: int) -> Callable[[Tensor], Tensor] | None:
+        """Lays something shaped like one operand of the only product out as `[batch, heads, position, width]`."""
+        made: Contraction = self._score.contraction
+        operand = side if self.query_side() == 0 else 1 - side
+        shape, axes = made.operands[operand].shape, list(made.labels[operand])
+        kept = [a for a in axes if a in made.output]
+        summed = [a for a in axes if a not in made.output]
+        number = torch.arange(math.prod(shape[axes.index(a)] for a in kept))
+        number = number.reshape([shape[axes.index(a)] for a in kept]).permute(
+            [kept.index(a) for a in made.output if a in kept]
+        )
+        held = iter(number.shape)
+        number = number.reshape([next(held) if a in kept else 1 for a in made.output])
+        spread = number.expand([made.size(a) for a in made.output]).reshape(self._score.node.shape)
+        placed = self._lookup.from_scores([spread])
+        if placed is None:
+            return None
+        placed = layout.canonical(placed)
+        chosen = placed[..., 0] if side == 0 else placed[..., 0, :]
+        order = [axes.index(a) for a in [*kept, *summed]]
+        width = math.prod(shape[i] for i in order[len(kept) :])
+        return lambda t: t.reshape(shape).permute(order).reshape(-1, width)[chosen]
 
     def path_scale(self) -> tuple[float, bool, bool, float | None]:
         """The factor put on q and k before their product; whether a norm or a parameter takes part; a softcap after it."""

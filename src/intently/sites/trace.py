@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from intently.sites import contraction, ops
 from intently.sites.assemble import assemble
 from intently.sites.call import Call as AttentionCall
-from intently.sites.call import role_of
+from intently.sites.call import content_of, role_of
 from intently.sites.contraction import Contraction
 from intently.sites.frames import Names, locate, parameters_of
 from intently.sites.fused import assemble_flex, assemble_fused
@@ -25,6 +25,7 @@ from intently.sites.site import Site
 from intently.sites.trace_types import Pending, Score, Sizes
 
 Edit = Callable[[Site], Any]
+TABLE = 1 << 16  # entries of the largest tensor that is kept as a table
 SUMS = ops.CONTRACTIONS | {
     "sum",
     "mean",
@@ -62,6 +63,7 @@ class Tracer(TorchFunctionMode):
         self.calls: list[AttentionCall] = []
         self.fired: dict[str, int] = {}
         self._counts: dict[str, int] = {}
+        self._holds = settings.keep or bool(settings.edits)
         self._unused: dict[Node, Pending] = {}  # softmaxes by their logits, until their weights meet values
         for name, tensor in parameters_of(root).items():
             self.known.leaf(tensor, name)
@@ -103,9 +105,18 @@ class Tracer(TorchFunctionMode):
         tensors = tensors_in([*args, *kwargs.values()])
         inputs = tuple(dict.fromkeys(self.known.of(t) for t in tensors))
         origins = frozenset().union(*(n.origins for n in inputs)) if inputs else frozenset()
-        replayed = name in ops.MOVES or (name in ("mul", "div", "rdiv"))
+        replayed = name in ops.MOVES or name in ops.TURNS
+        if replayed and self._holds:
+            self._hold_tables(args[1:] if ops.is_in_place(func) else tensors)
         call = Call(func, self._plain(args), {k: self._plain(v) for k, v in kwargs.items()}) if replayed else None
         return Node(name, inputs, shape, origins, call=call, index=index)
+
+    def _hold_tables(self, values: Any) -> None:
+        """Keep tensors that hold no content (angles, their sines) where they meet some: rotations are measured by them."""
+        for tensor in tensors_in(values):
+            node = self.known.of(tensor)
+            if not content_of(node.origins) and tensor.numel() <= TABLE:
+                node.facts.setdefault("held", tensor.detach())
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, Tensor):
