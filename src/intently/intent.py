@@ -78,13 +78,12 @@ class Intent:
     def mask_at(self, path: str) -> Mask | None:
         """The mask of the self-attention call at a site's path; None when it is not stated.
 
-        The layer of a call is the first number in its path: 1 in `model.layers.1.attn`.
+        The layer of a call is the first number in its path (`layer_of`).
         """
         if not self.layers:
             return self.mask
-        number = _NUMBER.search(path)
-        layer = int(number[1]) if number else 0 if len(self.layers) == 1 else len(self.layers)
-        return self.layers[layer] if layer < len(self.layers) else None
+        layer = 0 if len(self.layers) == 1 else layer_of(path)
+        return self.layers[layer] if layer is not None and layer < len(self.layers) else None
 
     @property
     def is_windowed(self) -> bool:
@@ -106,6 +105,16 @@ class Intent:
         if self.encoder is not None:
             return f"encoder-decoder: {self._self_attention()} decoder, {self.encoder} encoder, {self.memory} memory"
         return self._self_attention()
+
+
+def layer_of(path: str) -> int | None:
+    """The layer of a call, the first number in a site's path; None where there is none.
+
+    >>> layer_of("model.layers.1.attn"), layer_of("(root)#2"), layer_of("conv1d.attn")
+    (1, 2, None)
+    """
+    number = _NUMBER.search(path)
+    return int(number[1]) if number else None
 
 
 def _any_of(masks: tuple[Mask, ...]) -> Mask:

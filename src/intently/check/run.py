@@ -12,7 +12,7 @@ import torch
 
 from intently import __version__
 from intently.check.naming import Selection, suspects
-from intently.check.observe import observed
+from intently.check.observe import narrowest, observed, odd_one_out
 from intently.check.precision import MOST_PARAMETERS_IN_HALF, Setup, noise_floor, parameters, set_up, short
 from intently.check.proof import UNDO_A_SWITCH, Prover, edits_of
 from intently.errors import CannotCheck
@@ -59,7 +59,7 @@ class Check:
         self._settle_precision()
         self._refuse_dead()
         plain = self.sites = self._plain_sites()
-        self.trial.intent = self.intent = observed(self.target, self.setup.lengths, plain)
+        self.trial.intent = self.intent = self._intent(plain)
         cells, findings = self._judge(self.trial)
         if self.wanted.fault("not-finite"):
             findings += self._in_other_precisions(cells)
@@ -88,6 +88,17 @@ class Check:
             findings += [replace(f, condition=f"{_LONG} · {f.condition}") for f in found]
         return self._finish(cells, findings, plain)
 
+    def _intent(self, plain: Sequence[Site]) -> Intent:
+        """The stated intent, or what is observed with no mask given, or with one of ones where that shows more windows."""
+        found = observed(self.target, self.setup.lengths, plain)
+        if found.origin != "observed" or found.mask is None:
+            return found
+        ones = [
+            c for c in self.trial.conditions if c.switch.name == PLAIN.name and c.layout.pads and not c.layout.padded
+        ]
+        others = [observed(self.target, self.setup.lengths, self.trial.sites(c)) for c in ones[:1]]
+        return narrowest(found, others, plain)
+
     def _longer(self) -> Trial | None:
         """The model as it is on longer sequences, where another path may run; None where it is fixed, large, or raises."""
         free = [s for s in self.target.streams if s.length is None and s.follows is None]
@@ -104,7 +115,8 @@ class Check:
             trial.conditions = tuple(c for c in plain if "none" not in c.layout.pads.values())
             if all(_runs(trial, c) and not _ill(trial, c) for c in trial.conditions):
                 if self.intent.origin == "observed":
-                    trial.intent = observed(self.target, lengths, trial.sites(trial.conditions[0]))
+                    sites = trial.sites(trial.conditions[0])
+                    trial.intent = narrowest(observed(self.target, lengths, sites), [self.intent], sites)
                 trial.fed = feeds_of(trial, self.ways)
                 return trial
         return None
@@ -375,7 +387,7 @@ class Check:
     def _finish(self, cells: list[Cell], findings: list[Finding], sites: Sequence[Site]) -> Report:
         findings.sort(key=lambda f: (_SEVERITIES[f.severity], f.site))
         unexplained = _unexplained(cells, findings)
-        self.notes += unexplained + self._about_padding() + self._about_intent()
+        self.notes += unexplained + self._about_padding() + self._about_intent() + self._odd_one_out(findings)
         runners = [self.trial.runner, self.setup.runner, *self.setup.others.values()]
         intent = self.intent
         return Report(
@@ -412,6 +424,18 @@ class Check:
             *notes,
             f"of the intent {mask!s}, only later keys, windows and pads are judged: that it hides other earlier keys (documents) is not",
         ]
+
+    def _odd_one_out(self, findings: Sequence[Finding]) -> list[str]:
+        """Where nobody states an intent: the layer that differs from its peers, unless it is told as a fault."""
+        if self.intent.origin != "observed" or not self.wanted.fault("window-ignored"):
+            return []
+        told = {f.site for f in findings if FAULTS[f.fault].stage == "mask"}
+        trial = self.trials[-1]  # the longest sequences show most
+        conditions = [c for c in trial.conditions if c.switch.name == PLAIN.name and not c.layout.padded]
+        found = odd_one_out(self.target, trial.lengths, trial.sites(conditions[0])) if conditions else None
+        if found is None or found[0].path in told:
+            return []
+        return [f"one layer differs from its peers: {found[1]}; if that is not meant, state the intent"]
 
     def _about_padding(self) -> list[str]:
         masks = [s.padding for s in self.target.streams if s.padding is not None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from intently.intent import Intent
 from intently.masks import Mask
 from intently.targets import huggingface_build as building
+from intently.targets import shrink_roles
 from intently.targets.huggingface_inputs import Pieces
 from intently.targets.target import Target
 
@@ -18,12 +19,6 @@ _OWN_RULES = frozenset({"cpmant"})
 _OTHER_WINDOWS = ("window_size", "attention_window", "block_size")
 SHORTEST_WINDOW = 16
 _LIMITS = ("sliding_window", "attention_chunk_size", "layer_types")
-# Kinds of layers, as transformers' own mask functions know them, and the size that says what is near.
-_NEAR = {"sliding_attention": "sliding_window", "local": "window_size", "chunked_attention": "attention_chunk_size"}
-# Kinds that see everything, or mix positions without attention. Others may narrow it by the same sizes, or otherwise.
-_WHOLE = frozenset(
-    {"full_attention", "attention", "global", "hybrid", "linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}
-)
 
 
 def intent_of(model: Any, kind: str, target: Target) -> Intent:
@@ -103,30 +98,23 @@ def text_fields(config: Any) -> dict[str, Any]:
 
 def by_layer(config: Mapping[str, Any], mask: Mask) -> tuple[Mask, ...] | None:
     """The mask of each layer, where windows or chunks narrow that of the model; () where none does, None where that is not known."""
-    kinds = _kinds(config)
+    kinds = shrink_roles.kinds_of(config)
     if not kinds:
         alone = _narrowed(config, mask, "sliding_attention") or _narrowed(config, mask, "chunked_attention")
         if alone is not None:
             return (alone,)
         return None if _limited_otherwise(config) else ()
     layers = [_narrowed(config, mask, kind) or mask for kind in kinds]
-    unknown = any(kind not in _WHOLE and kind not in _NEAR for kind in kinds)
-    if unknown and any(_is_narrow(m) for kind in _NEAR if (m := _narrowed(config, mask, kind)) is not None):
+    if not shrink_roles.are_known(kinds) and any(
+        _is_narrow(m) for kind in shrink_roles.NEAR if (m := _narrowed(config, mask, kind)) is not None
+    ):
         return None
     return tuple(layers) if set(layers) != {mask} else ()
 
 
-def _kinds(config: Mapping[str, Any]) -> Sequence[str]:
-    for name in ("layer_types", "attention_layers"):
-        kinds = config.get(name)
-        if isinstance(kinds, list | tuple) and kinds and all(isinstance(k, str) for k in kinds):
-            return kinds
-    return ()
-
-
 def _narrowed(config: Mapping[str, Any], mask: Mask, kind: str) -> Mask | None:
     """The mask of a layer that sees only what is near; None where the configuration gives no size for it."""
-    size = config.get(_NEAR.get(kind, ""))
+    size = config.get(shrink_roles.NEAR.get(kind, ""))
     if type(size) is not int or size < 1:
         return None
     if kind == "chunked_attention":

@@ -52,11 +52,11 @@ def plan(config: Any, sizes: Sizes = Sizes()) -> dict[Path, Change]:
     >>> [changes[(name,)].value for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")]
     [32, 4, 2]
     """
-    if getattr(config, "is_encoder_decoder", False):
-        sizes = dataclasses.replace(
-            sizes, band=sizes.window
-        )  # windows of two stacks are not read, so none may hide anything
     nodes = list(_walk(config))
+    known = all(shrink_roles.are_known(shrink_roles.kinds_of(vars(node))) for _, node in nodes)
+    if getattr(config, "is_encoder_decoder", False) or not known:
+        # Windows of two stacks, and those of layers of unknown kinds, are not read, so none may hide anything.
+        sizes = dataclasses.replace(sizes, band=sizes.window)
     widths = {value for _, node in nodes if isinstance(value := _primary(node, shrink_roles.PRIMARY_WIDTHS), int)}
     tokens = _token_map([node for _, node in nodes], sizes)
     changes: dict[Path, Change] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # First match wins, so the special comes before the general. A field that matches nothing keeps its default.
 _ROLES: tuple[tuple[str, str], ...] = (
@@ -46,6 +48,28 @@ _ROLES: tuple[tuple[str, str], ...] = (
     ),
 )
 _COMPILED = tuple((role, re.compile(pattern)) for role, pattern in _ROLES)
+
+# Kinds of layers, as transformers' own mask functions know them: with the size that says what is near, and without one.
+# Other kinds narrow what is seen by the same sizes, or by rules of their own.
+NEAR = {"sliding_attention": "sliding_window", "local": "window_size", "chunked_attention": "attention_chunk_size"}
+WHOLE = frozenset(
+    {"full_attention", "attention", "global", "hybrid", "linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}
+)
+
+
+def kinds_of(fields: Mapping[str, Any]) -> Sequence[str]:
+    """The kind of each layer, as the fields of a configuration list them."""
+    for name in ("layer_types", "attention_layers"):
+        kinds = fields.get(name)
+        if isinstance(kinds, list | tuple) and kinds and all(isinstance(k, str) for k in kinds):
+            return kinds
+    return ()
+
+
+def are_known(kinds: Sequence[str]) -> bool:
+    """Whether what every kind of layer sees is told by its name and a size."""
+    return all(kind in WHOLE or kind in NEAR for kind in kinds)
+
 
 # Names of the width that everything else in a configuration is measured by, in order of preference.
 PRIMARY_WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "dim_model", "width",
