@@ -168,6 +168,31 @@ class Prover:
                 found = [c for c in PROMISES[promise].try_on(repaired) if c.condition == condition.name]
             except CannotCheck:
                 found = []
-            verdicts = {c.verdict for c in found}
-            self._verdicts[key] = "broken" if "broken" in verdicts else "kept" if "kept" in verdicts else "untried"
+            self._verdicts[key] = _together(found)
         return self._verdicts[key]
+
+    def still_broken(self, broken: Sequence[Cell], suspicions: Sequence[Suspicion]) -> list[Cell]:
+        """Of broken cells those that stay broken with the repairs of some suspicions.
+
+        All conditions are tried on one repaired model, so that those which give the same outputs there are tried once.
+        """
+        suspicions = [s for s in suspicions if s.fault.name not in UNDO_A_SWITCH]
+        left = []
+        for promise in dict.fromkeys(c.promise for c in broken):
+            names = [c.condition for c in broken if c.promise == promise]
+            concerned = [c for c in self.trial.everything if c.name in names]
+            repaired = self.trial.repaired(edits_of(suspicions), concerned)
+            try:
+                found = list(PROMISES[promise].try_on(repaired))
+            except CannotCheck:
+                found = []
+            for cell in (c for c in broken if c.promise == promise):
+                if _together([c for c in found if c.condition == cell.condition]) == "broken":
+                    left.append(cell)
+        return left
+
+
+def _together(cells: Sequence[Cell]) -> str:
+    """One verdict of several cells."""
+    verdicts = {c.verdict for c in cells}
+    return "broken" if "broken" in verdicts else "kept" if "kept" in verdicts else "untried"

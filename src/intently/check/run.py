@@ -359,14 +359,10 @@ class Check:
     def _side_channels(self, cells: Sequence[Cell], suspicions: Sequence[Suspicion], prover: Prover) -> list[Finding]:
         """What stays broken when every suspect call is repaired is carried by something else."""
         broken = [c for c in cells if c.verdict == "broken" and c.promise in FOLLOWED]
-        left = []
-        for cell in broken:
-            condition = next((c for c in prover.trial.everything if c.name == cell.condition), None)
-            if condition is None:
-                continue
-            concerned = [s for s in suspicions if s.repair is not None and s.site is not None]
-            if not concerned or prover.verdict(cell.promise, condition, concerned) == "broken":
-                left.append(cell)
+        known = {c.name for c in prover.trial.everything}
+        broken = [c for c in broken if c.condition in known]
+        concerned = [s for s in suspicions if s.repair is not None and s.site is not None]
+        left = prover.still_broken(broken, concerned) if concerned else broken
         if not left:
             return []
         repairs = edits_of([s for s in suspicions if s.fault.name not in UNDO_A_SWITCH])

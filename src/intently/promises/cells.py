@@ -51,8 +51,6 @@ def same_as(trial: Trial, condition: Condition) -> Condition | None:
 
     A switch is held against the run without it; a mask of ones, or one sample alone, against the plain batch.
     """
-    if trial.edits:
-        return None
     for other in trial.conditions:
         if other == condition:
             return None
