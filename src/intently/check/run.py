@@ -197,8 +197,10 @@ class Check:
             progress=self._tick,
         )
         trial.in_precision = setup.others
+        self.ways = ways_of(setup.runner)
+        for runner in (setup.runner, *setup.others.values()):
+            runner.remembers = any(way.inside for way in self.ways)
         self._drop_refused(trial)
-        self.ways = ways_of(setup.runner) if self.wanted.promise("cache-equal") else ()
         trial.fed = feeds_of(trial, self.ways)
         return trial
 

@@ -14,7 +14,7 @@ from intently.promises.cache_equal import gaps, noise
 from intently.targets.target import tensors_of
 
 _MOST = 12
-_SINGLE, _DOUBLE = 1e-6, 1e-11  # relative: rounding of float32 steps, and of float64
+_LEAST = 1e-11  # a relative difference below this is rounding
 
 Calls = dict[int, list[tuple[list[Tensor], list[Tensor]]]]  # module → inputs and outputs of its calls
 
@@ -26,9 +26,7 @@ def parted(trial: Trial, condition: Condition) -> tuple[list[Channel], bool]:
         return [], False
     names = {id(m): n or "(root)" for n, m in root.named_modules()}
     guarded = trial.real_rows(condition, sum(feed.cuts))
-    tolerance = (
-        _SINGLE if noise(trial, condition) > 1e-9 * float(trial.output(condition.whole).abs().amax()) else _DOUBLE
-    )
+    tolerance = max(noise(trial, condition) / float(trial.whole(condition).abs().amax().clamp_min(1e-30)), _LEAST)
     whole: Calls = {}
     with hooked(root, _recorder(whole)):
         trial.feed(condition.whole)

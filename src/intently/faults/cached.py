@@ -96,6 +96,7 @@ class Step:
 
     def suspicion(self, fault: Fault, pairs: Tensor) -> Suspicion:
         """Named and located; repaired by letting each call of a piece see what the whole forward sees."""
+        main = self.look.trial.target.main.argument
         sentence = "query {query} of the piece gives weight {weight} to key {key}"
         return Suspicion(
             fault=fault,
@@ -104,7 +105,7 @@ class Step:
             heads=self.look.heads_where(pairs),
             message=self.in_words(),
             witness=self.look.witness(pairs, sentence),
-            repair=lambda site, batch, whole=self.whole: as_whole(site, batch, whole),
+            repair=lambda site, batch, whole=self.whole: as_whole(site, batch, whole, main),
             condition=self.look.condition.name,
         )
 
@@ -115,7 +116,7 @@ def steps(seen: Examination) -> Iterator[Step]:
         whole = {s.key_name: s for s in seen.trial.sites(condition.whole)}
         for look in seen.looks([condition]):
             other = whole.get(look.site.key_name)
-            laid = _laid(look.site, look.batch, other) if other is not None else None
+            laid = _laid(look.site, look.batch, other, seen.trial.target.main.argument) if other is not None else None
             visible = look.site.visible
             if other is None or laid is None or visible is None or look.site.partial or look.batch.first is None:
                 continue
@@ -133,13 +134,13 @@ def _real(look: Look, queries: int) -> Tensor:
     return kept[:, -queries:]
 
 
-def _laid(site: Site, batch: Batch, whole: Site) -> tuple[Tensor, Tensor | None] | None:
+def _laid(site: Site, batch: Batch, whole: Site, main: str) -> tuple[Tensor, Tensor | None] | None:
     """The rows of the whole forward over the keys of one piece, and where those keys stand; None where they do not fit."""
     first, rows = batch.first, whole.visible
     if first is None or rows is None or whole.queries < first + site.queries:
         return None
     newest = first + site.queries
-    if all(kept.shape[1] != newest for kept in batch.kept.values()):
+    if batch.kept[main].shape[1] != newest:
         return None  # its queries are not the tokens of the piece
     rows = rows[:, :, first:newest]
     if whole.keys != whole.queries:
@@ -152,9 +153,9 @@ def _laid(site: Site, batch: Batch, whole: Site) -> tuple[Tensor, Tensor | None]
     return rows[..., held], held
 
 
-def as_whole(site: Site, batch: Batch, whole: Site) -> Any:
+def as_whole(site: Site, batch: Batch, whole: Site, main: str) -> Any:
     """A repair: each call of a piece sees what the same queries see in the whole forward; the whole one stays as it is."""
-    laid = _laid(site, batch, whole)
+    laid = _laid(site, batch, whole, main)
     if laid is None or site.visible is None or laid[0].shape != site.visible.shape:
         return None
     return see(lambda _: laid[0])(site)

@@ -81,39 +81,48 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 
 
 def _parted(seen: Examination) -> Iterator[Suspicion]:
-    """Modules that give another output for the same input when the model is fed in pieces."""
-    for condition in sorted(seen.broken("cache-equal"), key=lambda c: c.feed is not None and 1 not in c.feed.cuts):
+    """Modules that give another output for the same input when the model is fed in pieces; steps tell it before chunks do."""
+    for condition in sorted(seen.broken("cache-equal"), key=lambda c: not _in_steps(c))[:1]:
         channels, cured = parted(seen.trial, condition)
-        held = " and ".join(c.path for c in channels)
-        said = f"{condition.name}: an output differs from the whole forward by {float(gaps(seen.trial, condition).amax()):.3g}"
-        stepwise = condition.feed is not None and 1 in condition.feed.cuts
-        for channel in channels:
+        apart = float(gaps(seen.trial, condition).amax())
+        how = "steps of one token" if _in_steps(condition) else "chunks of several tokens"
+        said, told = (
+            "though every attention call that could be read sees the same keys",
+            _with_positions(seen, condition),
+        )
+        cause = told or "positions, what is cached, or a state that is not carried on"
+        places = [(c.path, f"{type(c.module).__name__} at {c.path}", f"by {c.moved:.3g}, relatively") for c in channels]
+        held = " and ".join(path for path, _, _ in places)
+        for path, name, moved in places or [("", "the model", f"by {apart:.3g}")]:
             yield Suspicion(
                 fault=FAULT,
                 promise="cache-equal",
                 site=None,
-                place=channel.path,
-                message=f"{type(channel.module).__name__} at {channel.path} gives another output for the same input when it is fed in "
-                f"{'steps' if stepwise else 'chunks'} (by {channel.moved:.3g}, relatively), though every attention call sees the same keys: "
-                "positions, what is cached, or a state that is not carried on",
-                witness=Witness(said, None, {"moved": channel.moved}),
-                severity="error" if stepwise else "warning",
+                place=path,
+                message=f"fed in {how}, {name} gives another output for the same input ({moved}), {said}: {cause}",
+                witness=Witness(
+                    f"{condition.name}: an output differs from the whole forward by {apart:.3g}", None, {"moved": apart}
+                ),
+                severity="warning" if told or (seen.trial.target.known and not _in_steps(condition)) else "error",
                 condition=condition.name,
-                proven_by=f"with the output of {held} as in the whole forward, cache-equal is kept" if cured else "",
-                unprovable="" if cured else "holding its output was not enough",
+                proven_by=f"with the output of {held} as in the whole forward, cache-equal is kept"
+                if cured and path
+                else "",
+                unprovable="" if cured else "no single module differs alone, or holding it was not enough",
             )
-        if not channels:
-            yield Suspicion(
-                fault=FAULT,
-                promise="cache-equal",
-                site=None,
-                message="fed in pieces the model gives another output, though every attention call that could be read sees the same keys",
-                witness=Witness(said),
-                severity="error" if stepwise else "warning",
-                condition=condition.name,
-                unprovable="no single module could be found that differs alone",
-            )
-        break
+
+
+def _in_steps(condition: Condition) -> bool:
+    """Whether a condition feeds one token after another, as generation does."""
+    return condition.feed is not None and max(condition.feed.cuts[1:], default=0) == 1
+
+
+def _with_positions(seen: Examination, condition: Condition) -> str:
+    """What to say where passing the positions is all that it needs: then it depends on the caller."""
+    given = [c for c in seen.trial.fed if c.feed is not None and c.feed.positions and not seen.breaks("cache-equal", c)]
+    if condition.feed is None or condition.feed.positions or not given:
+        return ""
+    return f"with {condition.feed.way.positions} passed the promise is kept, so that without them a step counts its positions from 0"
 
 
 def _severity(seen: Examination, promise: str, channel: Channel | None) -> Severity:

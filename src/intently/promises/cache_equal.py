@@ -19,7 +19,7 @@ _ROUNDINGS = 100  # other numbers of keys mean other roundings
 
 def gaps(trial: Trial, condition: Condition, fed: Tensor | None = None) -> Tensor:
     """[batch, position]: how far the outputs of the pieces are from those of the whole forward; 0 at pads."""
-    whole = trial.output(condition.whole)
+    whole = trial.whole(condition)
     gap = difference(whole, trial.output(condition) if fed is None else fed)
     return torch.where(trial.real_rows(condition, gap.shape[1]), gap, torch.zeros_like(gap))
 

@@ -117,6 +117,7 @@ class Trial:
         self._outputs: dict[tuple[str, int], Tensor] = {}
         self._sites: dict[str, tuple[Tensor, tuple[Site, ...]]] = {}
         self._pieces: dict[str, Fed] = {}
+        self._columns: dict[str, Tensor] = {}
 
     @property
     def everything(self) -> tuple[Condition, ...]:
@@ -186,7 +187,14 @@ class Trial:
             return self.run(whole_batch(self.target, batch, feed), condition.switch, seed=seed)
         self.progress()
         edited = (lambda piece: Settings(edited_only=True, edits=self._bound(piece))) if self.edits else None
-        return self.runner.fed(batch, feed, condition.switch, seed=seed, settings=edited).output
+        fed = self.runner.fed(batch, feed, condition.switch, seed=seed, settings=edited)
+        self._columns[condition.name] = fed.columns
+        return fed.output
+
+    def whole(self, condition: Condition) -> Tensor:
+        """What one forward gives under a condition that is fed in pieces: the values that pieces give, too."""
+        self.output(condition)
+        return self.output(condition.whole)[..., self._columns[condition.name]]
 
     def pieces(self, condition: Condition) -> tuple[tuple[Batch, tuple[Site, ...]], ...]:
         """The batch and the sites of each traced piece; of a condition that runs whole, the one batch."""

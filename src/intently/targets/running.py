@@ -29,6 +29,7 @@ class Fed:
     """What a model gave when it was fed in pieces, with the batch and the sites of each piece."""
 
     output: Tensor  # [batch, position, values]
+    columns: Tensor  # which values of a whole forward these are
     pieces: tuple[Batch, ...]
     sites: tuple[tuple[Site, ...], ...]
 
@@ -112,7 +113,7 @@ class Runner:
         settings: Callable[[Batch], Settings] | None = None,
     ) -> Fed:
         """The same tokens in pieces through the model's cache; `settings` tells how the call of each piece is traced."""
-        outputs, ran, taken = [], [], []
+        read, ran, taken = [], [], []
         with self._afresh(keeps=feed.way.inside):
             held = Held(self.model, batch, feed.way)
             for piece in pieces(self.target, batch, feed, held.given):
@@ -123,10 +124,12 @@ class Runner:
                 else:
                     result, sites = self._call_traced(given, switch, seed, settings(piece))
                 held.after(result)
-                outputs.append(self._read_piece(result, piece, switch))
+                read.append(self._read_piece(result, piece, switch))
                 ran.append(piece)
                 taken.append(sites)
-        return Fed(torch.cat(outputs, 1), tuple(ran), tuple(taken))
+        columns = min((c for _, c in read), key=len)  # a cache that an output holds fits the first piece alone
+        outputs = [values[..., torch.isin(mine, columns)] for values, mine in read]
+        return Fed(torch.cat(outputs, 1), columns, tuple(ran), tuple(taken))
 
     def once(self, way: Way, batch: Batch) -> tuple[Any, Any]:
         """The cache that was passed and what came out, of a first piece that is the whole batch."""
@@ -141,19 +144,21 @@ class Runner:
         """For a model that keeps a cache inside itself: put it back on exit as it was."""
         return unremembered(self.model) if keeps or self.remembers else contextlib.nullcontext()
 
-    def _read_piece(self, result: Any, piece: Batch, switch: Switch) -> Tensor:
-        """`[batch, position, values]` of a piece: the parts that a whole forward gives at each position."""
+    def _read_piece(self, result: Any, piece: Batch, switch: Switch) -> tuple[Tensor, Tensor]:
+        """`[batch, position, values]` of a piece, and which values of a whole forward they are: what each position is given."""
         count = piece.lengths[self.target.main.argument]
         found = list(tensors_of(result))
-        read = []
+        read, columns, before = [], [], 0
         for part in self._form_of(switch).parts:
             if part.length_axis is not None and part.index < len(found) and found[part.index].dim() > part.length_axis:
                 values = part.read(found[part.index])
                 if values.shape[:2] == (piece.samples, count) and values.shape[2] == part.width:
                     read.append(values)
+                    columns.append(torch.arange(before, before + part.width))
+            before += part.width
         if not read:
             raise CannotCheck(f"a piece of {count} positions gives no output of {count} positions")
-        return torch.cat(read, -1) if len(read) > 1 else read[0]
+        return torch.cat(read, -1), torch.cat(columns)
 
     @property
     def replayed(self) -> bool:

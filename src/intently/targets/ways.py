@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from intently.targets.feeding import Feed, StartForm, Way
-from intently.targets.running import Runner
+from intently.targets.running import Fed, Runner
 from intently.targets.signature import CACHE, POSITIONS, START, lengths_for, plain_names, signature
 from intently.targets.stream import Batch
 from intently.targets.target import Target
@@ -66,24 +66,23 @@ class _Trial:
         """The first way that equals the whole forward, else the first that runs; none where nothing runs."""
         running = []
         for way in itertools.islice(ways, _MOST):
-            output = self.run(way, self.batch)
-            if output is None or (way.inside and not self.remembers(way, output)):
+            fed = self.run(way, self.batch)
+            if fed is None or (way.inside and not self.remembers(way, fed)):
                 continue
-            if self.whole.shape == output.shape:
-                gap = float((output - self.whole).abs().amax())
-                if gap <= 1e-5 * float(self.whole.abs().amax()):
-                    return [way]
+            whole = self.whole[..., fed.columns]
+            if float((fed.output - whole).abs().amax()) <= 1e-5 * float(whole.abs().amax()):
+                return [way]
             running.append(way)
         return running[:1]
 
-    def run(self, way: Way, batch: Batch) -> Tensor | None:
+    def run(self, way: Way, batch: Batch) -> Fed | None:
         try:
-            output = self.runner.fed(batch, Feed(way, "", self.cuts)).output
+            fed = self.runner.fed(batch, Feed(way, "", self.cuts))
         except Exception:
             return None
-        return output if bool(torch.isfinite(output).all()) else None
+        return fed if bool(torch.isfinite(fed.output).all()) else None
 
-    def remembers(self, way: Way, output: Tensor) -> bool:
+    def remembers(self, way: Way, fed: Fed) -> bool:
         """Whether another first piece moves the second."""
         main, changed = self.target.main, dict(self.batch.arguments)
         for position in range(self.cuts[0]):
@@ -91,7 +90,7 @@ class _Trial:
                 changed[main.argument] = main.change(changed[main.argument], sample, position, 1)
         other = self.run(way, dataclasses.replace(self.batch, arguments=changed))
         later = slice(self.cuts[0], None)
-        return other is not None and not torch.equal(other[:, later], output[:, later])
+        return other is not None and not torch.equal(other.output[:, later], fed.output[:, later])
 
 
 # -- candidates -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,144 @@
+"""The promise `cache-equal`: broken where pieces give something else, told with the position; silent where it says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from tests.targets.cached_models import MODELS, VOCABULARY, Base, ByHand
+from tests.zoo.caches import Attention, TopLeft, aligned, decoder
+from torch import Tensor
+
+import intently
+from intently import Intent, Mask, Report, Target
+from intently.faults.cached import spans
+from intently.report import Cell
+from intently.targets.huggingface import tiny
+
+check = partial(intently.check, select=["cache-equal"])
+
+
+def cells(report: Report) -> dict[str, Cell]:
+    return {c.condition: c for c in report.grid if c.promise == "cache-equal"}
+
+
+def errors(report: Report) -> list[tuple[str, str, str]]:
+    return [(f.fault, f.severity, f.proof) for f in report.findings]
+
+
+@pytest.mark.parametrize("by_hand", MODELS, ids=str)
+def test_kept_whatever_way_a_model_remembers(by_hand: ByHand) -> None:
+    torch.manual_seed(1)
+    report = check(Target(by_hand.build().eval(), Intent(Mask.causal()), tokens=VOCABULARY))
+    assert {c.verdict for c in cells(report).values()} == {"kept"}
+    assert {"cached: prefill and steps", "cached: chunks of 3", "cached: one by one, batch 1"} <= cells(report).keys()
+    assert report.findings == ()
+
+
+def test_the_first_wrong_position_and_by_how_much() -> None:
+    target = decoder(Attention, TopLeft)
+    report = check(target)
+    cell = cells(report)["cached: chunks of 3"]
+    assert cell.verdict == "broken"
+    assert cell.note.startswith("first at position 3 of sample 0, by ")
+    model, ids = target.model.double(), target.ready().batch(2, {"input_ids": 7}).arguments["input_ids"]
+    with torch.no_grad():
+        whole, past, parts = model(ids)[0], None, []
+        for first, last in ((0, 3), (3, 6), (6, 7)):
+            output, past = model(ids[:, first:last], past_key_values=past)
+            parts.append(output)
+    apart = (torch.cat(parts, 1) - whole).abs().amax(-1)
+    assert apart[:, :3].max() < 1e-12
+    assert float(apart[0, 3]) > 1e-3
+    assert cell.error is not None
+    assert cells(report)["cached: one by one, batch 1"].note.startswith("first at position 1 ")
+
+
+class Leaky(Base):
+    """Without a triangle no pieces can give what the whole gives."""
+
+    def forward(self, tokens: Tensor, cache: tuple[Tensor, Tensor] | None = None):
+        x = self.start(tokens, 0 if cache is None else cache[0].shape[2])
+        q, k, v = self.split(x)
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        return self.end(x, q, k, v, torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)), (k, v)
+
+
+def test_a_leak_is_told_once_and_by_its_own_name() -> None:
+    report = intently.check(Target(Leaky().eval(), Intent(Mask.causal()), tokens=VOCABULARY))
+    assert errors(report) == [("causal-leak", "error", "proven")]
+    assert {c.verdict for c in cells(report).values()} == {"not-tried"}
+
+
+def test_an_intent_that_lets_the_future_in_says_nothing_of_a_cache() -> None:
+    report = check(Target(Leaky().eval(), Intent(Mask.full()), tokens=VOCABULARY))
+    assert {c.verdict for c in cells(report).values()} == {"not-applicable"}
+
+
+class FromZero(Base):
+    """Counts the positions of every piece from 0 unless they are given."""
+
+    def forward(
+        self, tokens: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        cache: tuple[Tensor, Tensor] | None = None,
+    ):  # fmt: skip
+        places = torch.arange(tokens.shape[1])[None] if position_ids is None else position_ids
+        x = self.embed(tokens) + self.place(places)
+        q, k, v = self.split(x)
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        seen = aligned(q.shape[2], k.shape[2])
+        seen = seen if attention_mask is None else seen & attention_mask[:, None, None].bool()
+        return self.end(x, q, k, v, seen), (k, v)
+
+
+def test_positions_that_the_caller_may_pass_make_a_warning() -> None:
+    report = check(Target(FromZero().eval(), Intent(Mask.causal()), tokens=VOCABULARY))
+    assert cells(report)["cached: prefill and steps, pads left"].verdict == "broken"
+    assert cells(report)["cached: prefill and steps, pads left, positions given"].verdict == "kept"
+    (found,) = [f for f in report.findings if f.promise == "cache-equal"]
+    assert (found.fault, found.severity, found.proof) == ("side-channel", "warning", "proven")
+    assert "with position_ids passed" in found.message
+
+
+class Unplaced(FromZero):
+    """The same for one that takes no positions: it is wrong whoever calls it."""
+
+    def forward(self, tokens: Tensor, cache: tuple[Tensor, Tensor] | None = None):  # type: ignore[override]
+        return super().forward(tokens, None, None, cache)
+
+
+def test_positions_that_nobody_can_pass_make_an_error() -> None:
+    report = check(Target(Unplaced().eval(), Intent(Mask.causal()), tokens=VOCABULARY))
+    assert [f.severity for f in report.findings if f.promise == "cache-equal"] == ["error"]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "bloom"])
+def test_released_models_keep_it_with_every_cache(name: str) -> None:
+    report = check(tiny(name))
+    found = cells(report)
+    assert report.findings == ()
+    assert {c.verdict for c in found.values()} <= {"kept", "not-tried"}
+    assert {"cached: prefill and steps", "cached: one by one, batch 1", "static cache: chunks of 3"} <= found.keys()
+    assert ("eager · cached: chunks of 3" in found) == (name != "bloom")
+    assert ("cache without a window: chunks of 3" in found) == (name == "mistral")
+
+
+def test_encoder_decoders_are_fed_in_the_decoder() -> None:
+    found = cells(check(tiny("bart")))
+    assert found["cached: prefill and steps, input_ids: pads right"].verdict == "kept"
+    assert found["cached: prefill and steps, decoder_input_ids: pads left"].verdict == "kept"
+
+
+def test_waived_with_a_reason() -> None:
+    target = decoder(Attention, TopLeft)
+    waived = replace(target, intent=Intent(Mask.causal(), waived={"cache-equal": "nobody decodes with it"}))
+    assert "cache-equal" not in {f.promise for f in intently.check(waived).findings}
+
+
+def test_spans_in_words() -> None:
+    assert spans([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
+    assert spans([]) == "none"
