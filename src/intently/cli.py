@@ -41,7 +41,7 @@ TargetText = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="path/file.py:NAME, package.module:NAME, hf:MODEL_TYPE[/CLASS][?FIELD=VALUE], "
-        "or a folder with a config.json.",
+        "a folder with a config.json, file.onnx or file.pt2.",
         show_default=False,
     ),
 ]

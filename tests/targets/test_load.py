@@ -160,7 +160,7 @@ def test_packages_that_cannot_be_imported():
     assert "no_such_module" in refused("intently.no_such_module:build")
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".safetensors", ".pt"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_files_of_other_kinds(suffix):
     assert f"is a {suffix} file" in refused(f"model{suffix}")
 

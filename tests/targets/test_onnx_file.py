@@ -20,7 +20,7 @@ import intently
 from intently.errors import CannotCheck
 from intently.report import Report
 from intently.sites import find
-from intently.sites.onnx import Replay
+from intently.sites.onnx import Replay, operators
 from intently.targets import load
 
 WIDTH = 12
@@ -190,6 +190,50 @@ def test_an_operator_that_is_not_known_is_left_to_onnxruntime(tmp_path: Path) ->
     for ours, other in zip(mine.values(), theirs, strict=True):
         np.testing.assert_allclose(ours.numpy(), other, atol=1e-5)
     assert len(find(Replay(proto), x=x)) == 1
+
+
+def looped(masked: bool) -> onnx.ModelProto:
+    """The attention inside a `Loop` that runs once: nothing inside it can be replayed."""
+    proto = written_out(masked=masked)
+    body = helper.make_graph(
+        [*proto.graph.node, helper.make_node("Identity", ["going"], ["goes"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", "n", WIDTH]),
+        ],
+        [
+            helper.make_tensor_value_info("goes", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", "n", WIDTH]),
+        ],
+    )
+    once = [numpy_helper.from_array(np.array(1), "once"), numpy_helper.from_array(np.array(True), "yes")]
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["once", "yes", "start"], ["end"], body=body)],
+        "g",
+        [helper.make_tensor_value_info("start", TensorProto.FLOAT, ["b", "n", WIDTH])],
+        [helper.make_tensor_value_info("end", TensorProto.FLOAT, ["b", "n", WIDTH])],
+        [*proto.graph.initializer, *once],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_what_cannot_be_replayed_is_tried_from_outside(masked: bool, tmp_path: Path) -> None:
+    report = checked(looped(masked), tmp_path)
+    assert report.ok is masked
+    assert not report.sites
+    assert any("Loop" in n and "from outside only" in n for n in report.notes)
+    assert {f.fault for f in report.findings} == (set() if masked else {"causal-leak"})
+    assert all(f.proof == "suspected" for f in report.findings)
+
+
+def test_a_replay_that_differs_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(operators._TABLE, "Add", lambda a, left, right: left - right)
+    report = checked(by_nodes(), tmp_path)
+    assert not report.sites
+    assert any("replayed in torch differs by" in n for n in report.notes)
 
 
 class Attention(nn.Module):

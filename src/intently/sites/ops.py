@@ -22,6 +22,7 @@ MOVES = frozenset(
         "adjoint",
         "view",
         "reshape",
+        "_unsafe_view",
         "view_as",
         "reshape_as",
         "flatten",
@@ -37,6 +38,7 @@ MOVES = frozenset(
         "repeat_interleave",
         "getitem",
         "select",
+        "slice",
         "narrow",
         "index_select",
         "chunk",
@@ -74,6 +76,7 @@ COPIES = frozenset(
         "detach",
         "detach_",
         "to",
+        "_to_copy",
         "type",
         "type_as",
         "float",
@@ -203,6 +206,7 @@ def name_of(func: Callable[..., Any]) -> str:
         name = getattr(getattr(func, "__self__", None), "__name__", "get")
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
+    name = name.partition(".")[0]  # an operator of an exported graph names its overload too: softmax.int
     return _ALIASES.get(name, name)
 
 

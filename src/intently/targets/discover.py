@@ -51,6 +51,10 @@ _LENGTH_TRIED = (7, 6, 8, 5, 9, 10, 12, 16)
 def discover(target: Target) -> Target:
     """The target with its streams and switches; raises `CannotCheck` with what was tried when nothing runs."""
     model = target.model
+    if type(model).__name__ == "ExportedProgram" and type(model).__module__.startswith("torch."):
+        from intently.targets import exported
+
+        return exported.discovered(target)
     if isinstance(model, nn.Module):
         _refuse_unusable(model)
     if _is_pretrained(target):

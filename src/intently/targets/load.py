@@ -1,4 +1,4 @@
-"""From the text on a command line to a Target: a Python object, a transformers type, or a folder with weights."""
+"""From the text on a command line to a Target: a Python object, a transformers type, a folder with weights, a graph in a file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ def _named(text: str, seed: int, tokens: int | None) -> Target:
         from intently.targets import onnx_file
 
         return onnx_file.load(path, tokens=tokens)
-    if path.suffix in (".pt2", ".safetensors", ".bin", ".pt", ".pth"):
+    if path.suffix == ".pt2":
+        from intently.targets import exported
+
+        return exported.load(path, tokens=tokens)
+    if path.suffix in (".safetensors", ".bin", ".pt", ".pth"):
         raise CannotCheck(
             f"{text} is a {path.suffix} file, which cannot be checked here",
             hint="name Python code that builds the model, path/file.py:NAME, or a folder with a config.json and weights",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,18 +15,15 @@ from torch import Tensor, nn
 from intently.errors import CannotCheck
 from intently.sites.onnx import Replay, nodes
 from intently.sites.onnx.operators import TYPES
-from intently.targets import onnx_inputs
-from intently.targets.discover import attempt
-from intently.targets.key_masks import with_padding
-from intently.targets.onnx_inputs import Given
+from intently.targets.declared import Given, Reader
 from intently.targets.program import Program
-from intently.targets.stream import Stream
+from intently.targets.program_target import as_target
 from intently.targets.target import Switch, Target
 
 SMALL = 20_000_000  # bytes; a smaller graph is run by one thread
 LARGEST = 2_000_000_000  # bytes that one protobuf message may hold
+_PASSING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten")
 _QUANTISED = frozenset(["DynamicQuantizeLinear", "QuantizeLinear", "MatMulInteger", "QLinearMatMul", "MatMulNBits"])
-_OTHER_LENGTHS = (8, 16, 32, 64, 128, 512)
 
 
 class OnnxProgram(Program):
@@ -44,25 +40,7 @@ class OnnxProgram(Program):
         self.dtype = next((d for d in floats if d.is_floating_point), torch.float32)
         self.parameters = sum(_count(each.dims) for each in model.graph.initializer)
         self.quantised = any(node.op_type in _QUANTISED for node in model.graph.node)
-        self.resolution = 2.0**-8 if self.quantised else float(torch.finfo(self.dtype).eps)
-        parameter = inspect.Parameter
-        needed = [each.name for each in onnx_inputs.content(self.inputs)]
-        self.__signature__ = inspect.Signature(
-            [
-                parameter(each.name, parameter.KEYWORD_ONLY, default=parameter.empty if each.name in needed else None)
-                for each in self.inputs
-            ]
-        )
         self._plain = False  # whether the graph runs without the runtime's rewriting of it
-
-    def __deepcopy__(self, memo: Any) -> OnnxProgram:
-        return self
-
-    @property
-    def batch(self) -> int | None:
-        """The number of samples that the graph declares; None where it is free."""
-        first = onnx_inputs.content(self.inputs)[0].shape[0]
-        return first if isinstance(first, int) else None
 
     @cached_property
     def _session(self) -> Any:
@@ -91,8 +69,28 @@ class OnnxProgram(Program):
         names = [each.name for each in session.get_outputs()]
         return {n: nodes.from_numpy(v) for n, v in zip(names, session.run(None, given), strict=True)}
 
-    def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return onnx_inputs.completed(self.inputs, arguments)
+    def reader(self, name: str) -> Reader:
+        graph, names = self._model.graph, {name}
+        for node in graph.node:
+            if not names & set(node.input):
+                continue
+            if node.op_type in _PASSING:
+                names |= set(node.output)
+            elif node.op_type == "Gather":
+                shape = _stored(graph).get(node.input[0], [])
+                return Reader(rows=shape[0] if len(shape) == 2 else 0)
+            elif node.op_type == "Conv":
+                strides = next((a.ints for a in node.attribute if a.name == "strides"), [1])
+                return Reader(channels=_stored(graph)[node.input[1]][1] * _groups(node), stride=int(strides[0]))
+        return Reader()
+
+    @property
+    def resolution(self) -> float:
+        return 2.0**-8 if self.quantised else super().resolution
+
+    def notes(self) -> Iterator[str]:
+        if self.quantised:
+            yield "the graph computes in 8 bits: an effect smaller than that rounding is not seen"
 
     @cached_property
     def watched(self) -> nn.Module:
@@ -134,60 +132,8 @@ def load(path: Path, *, tokens: int | None = None) -> Target:
         raise
     except Exception as error:
         raise CannotCheck(f"onnxruntime cannot run {path}", cause=_said(error)) from error
-    return as_target(program, path.name, tokens=tokens)
-
-
-def as_target(program: OnnxProgram, name: str, *, tokens: int | None = None) -> Target:
-    """A target with its streams, masks and fixed sizes found."""
-    found = onnx_inputs.streams(program._model.graph, program.inputs, tokens=tokens)
-    target = Target(program, name=name, streams=found, samples=program.batch, output=_main(found))
-    target, program.samples = _running(target), target.samples
     switch = Switch("graph as written", enter=lambda model: model.as_written(), backend=True)
-    target = with_padding(target)
-    return replace(target, switches=(switch,), notes=tuple(_notes(program, target)))
-
-
-def _running(target: Target) -> Target:
-    """The target with lengths and a number of samples under which it runs: a free dimension may be fixed inside."""
-    first: Exception | None = None
-    for length in (None, *_OTHER_LENGTHS):
-        streams = [s if s.length or s.kind == "pixels" else replace(s, length=length) for s in target.streams]
-        choices: tuple[int | None, ...] = (target.samples,) if target.samples else (None, 1)
-        for samples in choices:
-            error = attempt(target, streams, samples=samples or 2)
-            if error is None:
-                return replace(target, streams=tuple(streams), samples=samples)
-            first = first or error
-    raise CannotCheck(
-        f"{target.label} raised on every input tried for {', '.join(s.argument for s in target.streams)}",
-        cause=_said(first),
-        hint="--tokens VOCAB or --length N",
-    ) from first
-
-
-def _main(streams: Sequence[Stream]) -> str:
-    """The stream whose positions the output follows: the decoder's, where one is named so."""
-    names = [s.argument for s in streams]
-    if streams[0].part == "query":
-        return names[0]
-    decoder = [n for n in names if n.startswith(("decoder_", "tgt", "target"))]
-    own = [n for n in names if not n.startswith(("encoder_", "memory", "source", "src"))]
-    return (decoder or own or names)[0]
-
-
-def _notes(program: OnnxProgram, target: Target) -> Iterator[str]:
-    if target.samples:
-        yield f"the graph takes {target.samples} sample{'s' if target.samples > 1 else ''} at a time: what needs more, or one alone, is not tried"
-    fixed = [s for s in target.streams if s.length]
-    if fixed and fixed[0].kind != "pixels":
-        yield f"the graph takes {fixed[0].length} positions of {fixed[0].argument} and no other number"
-    if program.quantised:
-        yield "the graph computes in 8 bits: an effect smaller than that rounding is not seen"
-    names = [each.name for each in program.inputs]
-    taken = {s.argument for s in target.streams} | {s.padding.argument for s in target.streams if s.padding}
-    added = [n for n in names if n not in taken]
-    if added:
-        yield f"added to the content: {', '.join(added[:4])}{', …' if len(added) > 4 else ''}"
+    return replace(as_target(Target(program, name=path.name, tokens=tokens)), switches=(switch,))
 
 
 def runtime() -> Any:
@@ -234,6 +180,21 @@ def _given(info: Any) -> Given:
         for i, d in enumerate(kind.shape.dim)
     )
     return Given(info.name, TYPES[kind.elem_type], shape)
+
+
+def _stored(graph: Any) -> dict[str, list[int]]:
+    """Shapes of the tensors stored in a graph, through the nodes that only turn their numbers into floats."""
+    shapes = {each.name: list(each.dims) for each in graph.initializer}
+    for node in graph.node:
+        if node.op_type in ("DequantizeLinear", "Cast", "Identity") and node.input[0] in shapes:
+            shapes[node.output[0]] = shapes[node.input[0]]
+        elif node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            shapes[node.output[0]] = list(node.attribute[0].t.dims)
+    return shapes
+
+
+def _groups(node: Any) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == "group"), 1)
 
 
 def _count(dims: Sequence[int]) -> int:

@@ -116,7 +116,7 @@ class Replay(nn.Module):
     def _alone(self, step: nodes.Step, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """A step that is not known here, run by onnxruntime by itself."""
         if any(isinstance(value, nodes.Graph) for value in step.attributes.values()):
-            raise Unreplayed(f"{step.kind} (a graph within the graph)")
+            raise Unreplayed(f"it holds {step.kind}, a graph within the graph")
 
         def evaluated(*tensors: Tensor | None) -> tuple[Tensor, ...]:
             given = [t for t in tensors if t is not None]
@@ -128,4 +128,4 @@ class Replay(nn.Module):
         try:
             return evaluated(*inputs)
         except Exception as error:
-            raise Unreplayed(step.kind) from error
+            raise Unreplayed(f"it holds {step.kind}, which is not known here") from error

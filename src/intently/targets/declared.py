@@ -1,9 +1,9 @@
-"""What the inputs of an ONNX graph hold: told by names, types and shapes, and by the nodes that read them."""
+"""What the inputs that a file declares hold: told by names, types and shapes, and by what reads them first."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ _PASSING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", 
 
 @dataclass(frozen=True)
 class Given:
-    """One input as the graph declares it; a dimension is a number, or the name of one that is free."""
+    """One input as a graph declares it; a dimension is a number, or the name of one that is free."""
 
     name: str
     dtype: torch.dtype
@@ -34,6 +34,15 @@ class Given:
 
     def __str__(self) -> str:
         return f"{self.name} {str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads an input first: a table of so many rows, or a convolution of so many channels."""
+
+    rows: int = 0
+    channels: int = 0
+    stride: int = 0
 
 
 def content(inputs: Sequence[Given]) -> list[Given]:
@@ -48,7 +57,9 @@ def content(inputs: Sequence[Given]) -> list[Given]:
     ]
 
 
-def streams(graph: Any, inputs: Sequence[Given], *, tokens: int | None = None) -> tuple[Stream, ...]:
+def streams(
+    inputs: Sequence[Given], reader_of: Callable[[str], Reader], *, tokens: int | None = None
+) -> tuple[Stream, ...]:
     """A stream for each input that carries content. Raises `CannotCheck` where it is not clear what one holds."""
     chosen = content(inputs)
     if not chosen:
@@ -56,10 +67,9 @@ def streams(graph: Any, inputs: Sequence[Given], *, tokens: int | None = None) -
             "no input of the graph carries content along a sequence",
             cause=f"it takes {', '.join(map(str, inputs)) or 'nothing'}",
         )
-    named = [each.name for each in chosen]
-    if len(chosen) == 3 and looks_like_qkv(named):
+    if len(chosen) == 3 and looks_like_qkv([each.name for each in chosen]):
         return _of_query_key_value(chosen)
-    return tuple(_stream(graph, each, tokens) for each in chosen)
+    return tuple(_stream(each, reader_of(each.name), tokens) for each in chosen)
 
 
 def _of_query_key_value(chosen: Sequence[Given]) -> tuple[Stream, ...]:
@@ -74,70 +84,28 @@ def _of_query_key_value(chosen: Sequence[Given]) -> tuple[Stream, ...]:
     return replace(query, follows=key.argument), key, replace(value, follows=key.argument)
 
 
-def _stream(graph: Any, given: Given, tokens: int | None) -> Stream:
+def _stream(given: Given, reader: Reader, tokens: int | None) -> Stream:
     rank, shape = len(given.shape), given.shape
-    reader = _reader(graph, given.name, {"Gather", "Conv", "GatherElements"})
     if not given.floating and rank == 2:
-        vocab = tokens or _rows(graph, reader)
-        return Stream(given.name, "tokens", length=_fixed(shape[1]), vocab=vocab)
-    if given.floating and rank == 3:
-        if reader is not None and reader.op_type == "Conv":
-            stride = _attribute(reader, "strides", [1])[0]
-            width = shape[1] if isinstance(shape[1], int) else _kernel(graph, reader)
-            return Stream(given.name, "frames", length=_fixed(shape[2], stride), width=width, stride=stride)
-        if isinstance(shape[2], int):
-            return Stream(given.name, "features", length=_fixed(shape[1]), width=shape[2])
-    if given.floating and rank == 4 and reader is not None and reader.op_type == "Conv":
-        stride = _attribute(reader, "strides", [1, 1])[0]
-        width = shape[1] if isinstance(shape[1], int) else _kernel(graph, reader)
-        side = tuple(n if isinstance(n, int) else 4 * stride for n in shape[2:])
-        patch = stride if stride > 1 else max(1, side[0] // 8)
-        return Stream(given.name, "pixels", width=width, patch=patch, side=side)  # type: ignore[arg-type]
+        return Stream(given.name, "tokens", length=_fixed(shape[1]), vocab=tokens or reader.rows or 2)
+    if given.floating and rank == 3 and reader.channels:
+        length = _fixed(shape[2], reader.stride)
+        return Stream(given.name, "frames", length=length, width=reader.channels, stride=reader.stride)
+    if given.floating and rank == 3 and isinstance(shape[2], int):
+        return Stream(given.name, "features", length=_fixed(shape[1]), width=shape[2])
+    if given.floating and rank == 4 and reader.channels:
+        height, width = (n if isinstance(n, int) else 4 * reader.stride for n in shape[2:])
+        patch = reader.stride if reader.stride > 1 else max(1, height // 8)
+        return Stream(given.name, "pixels", width=reader.channels, patch=patch, side=(height, width))
     raise CannotCheck(
         f"it is not clear what the graph's input {given} holds",
-        cause="known are ids [batch, length], vectors [batch, length, width], pictures [batch, channels, height, width] and frames [batch, channels, time]",
+        cause="known are ids [batch, length], vectors [batch, length, width], pictures [batch, channels, height, width] "
+        "and frames [batch, channels, time]",
     )
 
 
 def _fixed(size: int | str, stride: int = 1) -> int | None:
     return size // stride if isinstance(size, int) else None
-
-
-def _reader(graph: Any, name: str, kinds: set[str]) -> Any:
-    """The first node of some kind that reads an input, through casts and moves."""
-    names, found = {name}, None
-    for node in graph.node:
-        if names & set(node.input):
-            if node.op_type in kinds:
-                return node
-            if node.op_type in _PASSING:
-                names |= set(node.output)
-    return found
-
-
-def _stored(graph: Any) -> dict[str, list[int]]:
-    """Shapes of the tensors stored in a graph, through the nodes that only turn their numbers into floats."""
-    shapes = {each.name: list(each.dims) for each in graph.initializer}
-    for node in graph.node:
-        if node.op_type in ("DequantizeLinear", "Cast", "Identity") and node.input[0] in shapes:
-            shapes[node.output[0]] = shapes[node.input[0]]
-        elif node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            shapes[node.output[0]] = list(node.attribute[0].t.dims)
-    return shapes
-
-
-def _rows(graph: Any, reader: Any) -> int:
-    """The number of ids: the rows of the table that they index."""
-    shape = _stored(graph).get(reader.input[0]) if reader is not None and reader.op_type == "Gather" else None
-    return int(shape[0]) if shape and len(shape) == 2 else 2
-
-
-def _kernel(graph: Any, reader: Any) -> int:
-    return int(_stored(graph)[reader.input[1]][1])
-
-
-def _attribute(node: Any, name: str, default: Any) -> Any:
-    return next((list(a.ints) for a in node.attribute if a.name == name), default)
 
 
 def completed(inputs: Sequence[Given], arguments: Mapping[str, Any]) -> dict[str, Any]:
