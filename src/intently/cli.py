@@ -40,7 +40,7 @@ TargetText = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="path/file.py:NAME, package.module:NAME, hf:MODEL_TYPE[/CLASS][?FIELD=VALUE], "
+        help="path/file.py:NAME, package.module:NAME, hf:MODEL_TYPE, hf:MODEL_TYPE/CLASS or hf:MODEL_TYPE?FIELD=VALUE, "
         "a folder with a config.json, file.onnx or file.pt2.",
         show_default=False,
     ),

@@ -174,7 +174,7 @@ def _maps_shown(trial: Trial, condition: Condition) -> set[tuple[int, int]]:
 def try_on(trial: Trial) -> Iterable[Cell]:
     found = []
     for condition in trial.conditions:
-        if condition.switch.name != PLAIN.name or condition.layout.samples < 2 or condition.layout.padded:
+        if condition.switch.name != PLAIN.name or cells.narrow(trial, condition) or condition.layout.padded:
             continue
         if cells.same_as(trial, condition):
             continue

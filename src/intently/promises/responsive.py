@@ -95,7 +95,7 @@ def share(site: Site) -> float:
 def try_on(trial: Trial) -> Iterable[Cell]:
     found = []
     for condition in trial.conditions:
-        if condition.layout.samples < 2 or condition.layout.padded or cells.same_as(trial, condition):
+        if cells.narrow(trial, condition) or condition.layout.padded or cells.same_as(trial, condition):
             continue
         if cells.ill(trial, condition):
             found.append(cells.untried("responsive", condition, "real outputs are not finite"))
