@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -241,3 +242,38 @@ def test_sums_below_one_are_a_declared_sinks():
 
     assert told(zoo.tower(zoo.Fused, OffByOne), select=["normalized"]) == {}
     assert told(zoo.tower(zoo.Fused, Sigmoid), select=["normalized"]) == {"not-normalized": "warning"}
+
+
+# -- half precision -------------------------------------------------------------------------------------------------
+
+
+def test_units_are_those_of_float64_from_the_same_operands():
+    """The bad line's error, computed here from the layer's own bfloat16 queries, keys and values."""
+    torch.manual_seed(3)
+    model = zoo.Tower((zoo.FarMatmul,)).eval()
+    report = intently.check(Target(model, Intent(Mask.causal()), features=zoo.INPUT), select=["backends-agree"])
+    (cell,) = [c for c in report.grid if c.condition == "bfloat16" and c.promise == "backends-agree"]
+    target = Target(model, Intent(Mask.causal()), features=zoo.INPUT).ready()
+    samples = int(next(c.condition for c in report.grid if not c.condition.endswith(" 1")).removeprefix("batch "))
+    (found,) = [f for f in report.findings if f.fault == "softmax-low-precision"]
+    half = copy.deepcopy(model).bfloat16()
+    batch = target.batch(samples, {target.main.argument: 7}, dtype=torch.bfloat16)
+    with torch.no_grad():
+        x = half.norms[0](half.embed(batch.arguments[target.main.argument]))
+        query, key, value = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in half.mixers[0].qkv(x).chunk(3, -1))
+        mine = half.mixers[0].mix(query, key, value).double()
+        logits = query.double() @ key.double().mT / 8**0.5
+        weights = logits.masked_fill(zoo.future(query), -torch.inf).softmax(-1)
+        right, size = weights @ value.double(), weights @ value.double().abs()
+    units = (mine - right).abs() / (size.amax(-1, keepdim=True) * 2**-8)
+    assert cell.verdict == "broken" and cell.error == pytest.approx(float(units.max()), rel=1e-6)
+    assert (found.severity, found.proof) == ("warning", "proven")
+
+
+def test_a_fused_call_keeps_float32_inside():
+    class FarFused(zoo.Fused):
+        def __init__(self):
+            super().__init__()
+            nn.init.constant_(self.qkv.bias[: 2 * zoo.WIDTH], 5.0)
+
+    assert told(zoo.tower(zoo.Fused, FarFused), select=["softmax-low-precision"]) == {}

@@ -123,6 +123,26 @@ class LargeMatmul(Matmul):
         nn.init.normal_(self.qkv.weight, std=2.0)
 
 
+class FarMatmul(Matmul):
+    """Queries and keys far from the origin: a large part of every logit is the same for all keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.qkv.bias[: 2 * WIDTH], 5.0)
+
+
+class FarEinsum(FarMatmul):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        e = torch.einsum("bhqd,bhkd->bhqk", q * self.d**-0.5, k).masked_fill(future(q), -torch.inf)
+        return torch.einsum("bhqk,bhkd->bhqd", e.softmax(-1), v)
+
+
+class FarAndWide(FarMatmul):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return super().mix(q.to(wide), k.to(wide), v.to(wide)).to(v.dtype)
+
+
 class NarrowValues(Fused):
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return super().mix(q, k, v[..., :-1]).repeat_interleave(2, -1)[..., : self.d]
@@ -164,6 +184,8 @@ CASES = (
     *plant("matmul", "not-normalized", "scaled after the softmax", ONE, build=tower, bad=(Matmul, ScaledAfterTheSoftmax), good=(Matmul, Matmul)),
     *plant("matmul", "not-normalized", "the softmax is not used", ONE, build=tower, bad=(Matmul, SoftmaxUnused), good=(Matmul, Matmul)),
     *plant("einsum", "not-normalized", "exponentials that nothing divides", ONE, build=tower, bad=(Einsum, NeverDivided), good=(Einsum, Einsum)),
+    *plant("matmul", "softmax-low-precision", "large scores in half", ONE, build=tower, bad=(Matmul, FarMatmul), good=(Matmul, FarAndWide)),
+    *plant("einsum", "softmax-low-precision", "large scores in half", ONE, build=tower, bad=(Einsum, FarEinsum), good=(Einsum, FarAndWide)),
     *plant("matmul", "stale-state", "stretched by the longest so far", ONE, build=tower, bad=(Matmul, StretchedForGood), good=(Matmul, Matmul)),
     *plant("sdpa", "stale-state", "a triangle cut at the wrong end", ONE, build=tower, bad=(Fused, CutFromTheEnd), good=(Fused, Fused)),
     *plant("sdpa", "saturated-logits", "large weights", ONE, build=tower, bad=(Fused, LargeFused), good=(Fused, Fused)),
@@ -176,6 +198,7 @@ CASES = (
 )  # fmt: skip
 
 IMPOSSIBLE = {
+    ("sdpa", "softmax-low-precision"): "the fused call keeps float32 inside",
     ("sdpa", "not-normalized"): "the weights are made inside the call",
     ("multihead", "not-normalized"): "the weights are made inside torch's layer",
 }

@@ -7,6 +7,7 @@ from intently.edits.repair import (
     apply_all,
     as_in,
     drop_nothing,
+    float32_inside,
     norm_queries_and_keys,
     regroup,
     rescale,
@@ -18,6 +19,6 @@ from intently.edits.repair import (
 )
 
 __all__ = [
-    "Repair", "apply_all", "as_in", "drop_nothing", "norm_queries_and_keys", "regroup", "rescale", "safe_rows", "see", "softmax_over_keys", "split_heads",
+    "Repair", "apply_all", "as_in", "drop_nothing", "float32_inside", "norm_queries_and_keys", "regroup", "rescale", "safe_rows", "see", "softmax_over_keys", "split_heads",
     "turn_again",
 ]  # fmt: skip

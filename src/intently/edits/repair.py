@@ -156,6 +156,18 @@ def norm_queries_and_keys() -> Repair:
     return repair
 
 
+def float32_inside(logits_of: Callable[[Site], Tensor | None]) -> Repair:
+    """Scores, softmax and weighted sum wider than the operands, rounded once at the end."""
+
+    def repair(site: Site) -> Replacement | None:
+        logits, tensors = logits_of(site), site.tensors
+        if logits is None or tensors is None or tensors.value is None:
+            return None
+        return Replacement(output=(softmax(logits).float() @ tensors.value.float()))
+
+    return repair
+
+
 def softmax_over_keys() -> Repair:
     """Normalise the call's own logits over the keys."""
 

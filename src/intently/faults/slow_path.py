@@ -12,7 +12,7 @@ from intently.report import Source, Witness
 # Why, and what would win the fast kernel back.
 _WORDS = {
     "written out": (
-        "scores, softmax and weighted sum are written out, so that {heads} maps of N×N are made and thrown away",
+        "scores, softmax and weighted sum are written out, so that {heads} × N×N weights are made and thrown away",
         "F.scaled_dot_product_attention({arguments}) gives the same output",
     ),
     "need_weights": (

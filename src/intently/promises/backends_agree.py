@@ -10,6 +10,7 @@ from intently.edits import split_heads
 from intently.mechanism import aggregate, normalize
 from intently.promises import cells
 from intently.promises.base import Promise
+from intently.promises.in_half import EXPLAINED, precision_of, roundings
 from intently.promises.trial import Condition, Trial, difference
 from intently.report import Cell
 from intently.sites import Site
@@ -88,7 +89,18 @@ def try_on(trial: Trial) -> Iterable[Cell]:
                 found.append(
                     cells.cell("backends-agree", condition, max(gaps), noise, broken=max(gaps) > noise, note=note)
                 )
-    return found
+    return found + _in_half(trial)
+
+
+def _in_half(trial: Trial) -> list[Cell]:
+    """Each call in half precision against float64, from its own half-precision operands: in one cell, in units of rounding."""
+    if trial.edits or (name := precision_of(trial)) is None:
+        return []
+    units = [r.units for r in roundings(trial)]
+    if not units:
+        return []
+    note = f"{len(units)} {'site' if len(units) == 1 else 'sites'}, in units of the last place"
+    return [Cell("backends-agree", name, "broken" if max(units) > EXPLAINED else "kept", max(units), EXPLAINED, note)]
 
 
 PROMISE = Promise(
@@ -96,7 +108,8 @@ PROMISE = Promise(
     statement="Every real row equals the float64 reference, under each backend.",
     applies_to="all",
     how="Outputs under each backend or flag are compared row by row; each site's output is compared with softmax and "
-    "weighted sum in float64 from its own logits and values (relative error).",
+    "weighted sum in float64 from its own logits and values (relative error). In half precision each site is held against float64 "
+    "from its own half-precision queries, keys and values, in units of the last place.",
     sources=("pytorch documentation of F.scaled_dot_product_attention: the equivalent code",),
     try_on=try_on,
     per_site=True,

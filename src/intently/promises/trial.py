@@ -263,6 +263,16 @@ class Trial:
         alone = len(self.target.streams) == 1
         return site.role == "self" and (alone or main.argument in site.origins.get("query", frozenset()))
 
+    def sites_in(self, precision: str, condition: Condition) -> tuple[Site, ...]:
+        """The sites of one traced run in another precision (see `in_precision`)."""
+        key = f"{precision}: {condition.name}"
+        if key not in self._sites:
+            self.progress()
+            runner = self.in_precision[precision]
+            batch = self.batch(condition.layout, dtype=runner.dtype)
+            self._sites[key] = runner.traced(batch, condition.switch, edits=self._bound(batch))
+        return self._sites[key][1]
+
     def traced_output(self, condition: Condition) -> Tensor:
         return self._traced(condition)[0]
 
