@@ -379,7 +379,7 @@ CASES = (
         good=(A, A),
     ),
     *planted(
-        "backend-disagrees",
+        "bias-ignored",
         "the fused kernel gets no bias",
         *ONE,
         build=decoder,

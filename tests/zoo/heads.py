@@ -1,4 +1,4 @@
-"""Heads that share keys and values, in several styles: expanded before a fused call, and grouped inside an einsum."""
+"""Heads that share keys and values, and what is added to their logits: in several styles, fused and written out."""
 
 from __future__ import annotations
 
@@ -58,12 +58,61 @@ class Grouped(nn.Module):
     def merge(self, y: Tensor) -> Tensor:
         return y.flatten(2)
 
+    def normalized(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1)
+
     def forward(self, x: Tensor) -> Tensor:
         q, (k, v) = self.split(self.to_q(x)), (t.unflatten(-1, (KV_HEADS, D)) for t in self.to_kv(x).chunk(2, -1))
         later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         logits = torch.einsum("bihgd,bjhd->bhgij", q, k) * D**-0.5
-        weights = logits.masked_fill(later, float("-inf")).softmax(-1)
+        weights = self.normalized(logits.masked_fill(later, float("-inf")))
         return self.to_out(self.merge(torch.einsum("bhgij,bjhd->bihgd", weights, v)))
+
+
+class Tabled(ByHand):
+    """With a table of biases by distance, of this layer alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relative_bias = nn.Embedding(129, HEADS)
+
+    def bias(self, length: int) -> Tensor:
+        step = torch.arange(length)
+        return self.relative_bias(step - step[:, None] + 64).permute(2, 0, 1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        logits = q @ k.mT / D**0.5 + self.bias(q.shape[2])
+        return logits.masked_fill(later, float("-inf")).softmax(-1) @ v
+
+
+class Sloped(Expanded):
+    """With slopes by distance, given to the fused call as a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slopes", 2.0 ** -torch.arange(1, HEADS + 1.0))
+
+    def bias(self, length: int) -> Tensor:
+        step = torch.arange(length)
+        return -self.slopes[:, None, None] * (step - step[:, None]).abs()
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        added = self.bias(q.shape[2]).to(q).masked_fill(later, float("-inf"))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=added.expand(q.shape[0], -1, -1, -1))
+
+
+class Sinking(Grouped):
+    """With one more logit a head, to which no value belongs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sinks = nn.Parameter(torch.randn(KV_HEADS, GROUP))
+
+    def normalized(self, logits: Tensor) -> Tensor:
+        sink = self.sinks[:, :, None, None].expand(*logits.shape[:-1], 1)
+        return torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
 
 
 class Model(nn.Module):
@@ -121,8 +170,28 @@ class GroupOutside(Grouped):
         return y.transpose(2, 3).flatten(2)
 
 
+class NoTable(Tabled):
+    def bias(self, length: int) -> Tensor:
+        return torch.zeros(length, length)
+
+
+class TableByRows(Tabled):
+    def bias(self, length: int) -> Tensor:
+        return self.relative_bias(torch.arange(length)).T[..., None]
+
+
+class NoSlopes(Sloped):
+    def bias(self, length: int) -> Tensor:
+        return torch.zeros(HEADS, length, length)
+
+
+class NoSink(Sinking):
+    def normalized(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1)
+
+
 ONE, ALL = ("attentions.1",), ("attentions.0", "attentions.1")
-E, H, G = Expanded, ByHand, Grouped
+E, H, G, T, S, K = Expanded, ByHand, Grouped, Tabled, Sloped, Sinking
 FAULT = "kv-heads-misordered"
 
 CASES = (
@@ -132,4 +201,10 @@ CASES = (
     *plant("matmul", FAULT, "keys tiled", "attentions.0", build=decoder, bad=(TilesKeys, H), good=(H, H)),
     *plant("matmul", FAULT, "stacked by cat", *ONE, build=decoder, bad=(H, Stacks), good=(H, H)),
     *plant("einsum", FAULT, "queries viewed group first", *ONE, build=decoder, bad=(G, GroupOutside), good=(G, G)),
+    *plant("matmul", "bias-ignored", "a table never added", *ONE, build=decoder, bad=(T, NoTable, T), good=(T, T, T)),
+    *plant("matmul", "bias-ignored", "a table along rows", *ALL, build=decoder, bad=(TableByRows,) * 2, good=(T, T)),
+    *plant(
+        "sdpa", "bias-ignored", "slopes never given to the call", *ALL, build=decoder, bad=(NoSlopes,) * 2, good=(S, S)
+    ),
+    *plant("einsum", "bias-ignored", "a sink never seen", "attentions.0", build=decoder, bad=(NoSink, K), good=(K, K)),
 )

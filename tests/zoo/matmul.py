@@ -303,6 +303,11 @@ class FusedAtOneTemperature(TwoPaths):
         return q
 
 
+class FusedAtHalf(TwoPaths):
+    def warm(self, q: Tensor) -> Tensor:
+        return q * self.temperature / 2
+
+
 class BatchNormLayer(Layer):
     """A layer whose first norm has fixed statistics."""
 
@@ -392,11 +397,19 @@ CASES = (
         "observer-effect", "weights come unscaled", *ALL, build=encoder, bad=(LooksUnscaled, LooksUnscaled), good=(A, A)
     ),
     *planted(
-        "backend-disagrees",
+        "bias-ignored",
         "the fused path has no temperature",
         *ALL,
         build=encoder,
         bad=(FusedAtOneTemperature, FusedAtOneTemperature),
+        good=(TwoPaths, TwoPaths),
+    ),
+    *planted(
+        "backend-disagrees",
+        "the fused path takes half the temperature",
+        *ALL,
+        build=encoder,
+        bad=(FusedAtHalf, FusedAtHalf),
         good=(TwoPaths, TwoPaths),
     ),
     *planted(

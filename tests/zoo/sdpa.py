@@ -331,6 +331,12 @@ class CapLostWhenFused(SoftCapped):
         )
 
 
+class HalfTheCapWhenFused(SoftCapped):
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None) -> Tensor:
+        self.cap = 0.25 if self.fused_attn else 0.5
+        return super().fused(q, k, v, attention_mask)
+
+
 class RunningMean(nn.Module):
     """The mean of a position and all before it."""
 
@@ -447,11 +453,19 @@ CASES = (
         good=(A, A),
     ),
     *planted(
-        "backend-disagrees",
+        "bias-ignored",
         "the fused kernel drops the cap",
         *ONE,
         build=decoder,
         bad=(SoftCapped, CapLostWhenFused),
+        good=(SoftCapped, SoftCapped),
+    ),
+    *planted(
+        "backend-disagrees",
+        "another cap on the fused path",
+        *ONE,
+        build=decoder,
+        bad=(SoftCapped, HalfTheCapWhenFused),
         good=(SoftCapped, SoftCapped),
     ),
     *planted(

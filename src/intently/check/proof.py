@@ -30,9 +30,8 @@ def edits_of(suspicions: Sequence[Suspicion]) -> dict[str, Any]:
     return {key: joined(repairs) for key, repairs in by_site.items()}
 
 
-# Promises that hold two runs against each other, and the faults whose repair makes one run like the other.
+# Promises that hold two runs against each other.
 BETWEEN_RUNS = ("observer-neutral", "backends-agree")
-UNDO_A_SWITCH = ("observer-effect", "backend-disagrees")
 _MOST_ALONE = 4  # suspects by one line of code that are proven each by itself
 
 
@@ -76,9 +75,9 @@ class Prover:
         self, condition: Condition, suspicion: Suspicion, everyone: Sequence[Suspicion]
     ) -> tuple[bool, str]:
         promise, site = suspicion.promise, suspicion.site
-        undo = suspicion.fault.name in UNDO_A_SWITCH
+        undo = suspicion.undoes
         allies = [s for s in everyone if s.site is not None and s.repair is not None]
-        allies = [s for s in allies if (s.fault.name in UNDO_A_SWITCH) == undo]
+        allies = [s for s in allies if s.undoes == undo]
         # Another name for the same call would repair it too: what counts is this repair beside those of other calls.
         others = [s for s in allies if s.site is not None and site is not None and s.site.key_name != site.key_name]
         everything = self.verdict(promise, condition, [*others, suspicion], undo=undo)
@@ -158,7 +157,7 @@ class Prover:
 
         Repairs that undo a switch are made only where `undo` asks for them, and then alone.
         """
-        suspicions = [s for s in suspicions if (s.fault.name in UNDO_A_SWITCH) == undo]
+        suspicions = [s for s in suspicions if s.undoes == undo]
         key = (promise, condition.name, tuple(sorted((s.fault.name, s.site.key_name) for s in suspicions if s.site)))
         if key not in self._verdicts:
             repaired = self.trial.repaired(edits_of(suspicions), [condition])
@@ -176,7 +175,7 @@ class Prover:
 
         All conditions are tried on one repaired model, so that those which give the same outputs there are tried once.
         """
-        suspicions = [s for s in suspicions if s.fault.name not in UNDO_A_SWITCH]
+        suspicions = [s for s in suspicions if not s.undoes]
         left = []
         for promise in dict.fromkeys(c.promise for c in broken):
             names = [c.condition for c in broken if c.promise == promise]

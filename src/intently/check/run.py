@@ -14,7 +14,7 @@ from intently import __version__
 from intently.check.naming import Selection, suspects
 from intently.check.observe import narrowest, observed, odd_one_out
 from intently.check.precision import MOST_PARAMETERS_IN_HALF, Setup, noise_floor, parameters, set_up, short
-from intently.check.proof import UNDO_A_SWITCH, Prover, edits_of
+from intently.check.proof import Prover, edits_of
 from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion, documents_leak
 from intently.faults.side_channel import FOLLOWED
@@ -367,7 +367,7 @@ class Check:
         left = prover.still_broken(broken, concerned) if concerned else broken
         if not left:
             return []
-        repairs = edits_of([s for s in suspicions if s.fault.name not in UNDO_A_SWITCH])
+        repairs = edits_of([s for s in suspicions if not s.undoes])
         trial = prover.trial.repaired(repairs, prover.trial.everything) if repairs else prover.trial
         attending = {s.site.path for s in suspicions if s.site is not None}
         seen = Examination(trial, tuple(left))

@@ -6,19 +6,22 @@ from intently.edits.repair import (
     Repair,
     apply_all,
     as_in,
+    biased,
     drop_nothing,
     float32_inside,
+    multiplied,
     norm_queries_and_keys,
     regroup,
     rescale,
     safe_rows,
     see,
+    softcapped,
     softmax_over_keys,
     split_heads,
     turn_again,
+    with_sink,
 )
 
 __all__ = [
-    "Repair", "apply_all", "as_in", "drop_nothing", "float32_inside", "norm_queries_and_keys", "regroup", "rescale", "safe_rows", "see", "softmax_over_keys", "split_heads",
-    "turn_again",
+    "Repair", "apply_all", "as_in", "biased", "drop_nothing", "float32_inside", "multiplied", "norm_queries_and_keys", "regroup", "rescale", "safe_rows", "see", "softcapped", "softmax_over_keys", "split_heads", "turn_again", "with_sink",
 ]  # fmt: skip

@@ -204,7 +204,7 @@ def safe_rows() -> Repair:
 
 
 def as_in(other: Site) -> Repair:
-    """Factor, bias and mask of another run of the same call, on a batch of the same shape."""
+    """Factor, cap, bias, sink and mask of another run of the same call, on a batch of the same shape."""
 
     def repair(site: Site) -> Replacement | None:
         tensors, model = site.tensors, other.tensors
@@ -213,16 +213,71 @@ def as_in(other: Site) -> Repair:
         if model.logits.shape != tensors.weights.shape:
             return None
         logits = model.logits.double()
-        if model.scores is not None and other.scale is not None and not other.scale.softcap:
-            inside = site.scale.inside or 1.0
-            slope = torch.tensor([f / inside for f in other.scale.factors], dtype=torch.float64)[None, :, None, None]
-            logits = slope * tensors.scores.double() + fit_scale(model.scores, model.logits).added
-        elif model.scores is not None and other.scale is not None and other.scale.softcap:
-            cap, inside = other.scale.softcap, site.scale.inside or 1.0
-            slope = torch.tensor([f / inside for f in other.scale.factors], dtype=torch.float64)[None, :, None, None]
-            capped = cap * torch.tanh(slope * tensors.scores.double() / cap)
-            logits = capped.masked_fill(~other.visible, float("-inf")) if other.visible is not None else capped
-        return Replacement(softmax(logits), logits, dropout=0.0)
+        if model.scores is not None and other.scale is not None:
+            # What one run puts on q or k before their product, the other may put on it afterwards.
+            logits = _with_scores(
+                other, tensors.scores.double() * (other.scale.inside or 1.0) / (site.scale.inside or 1.0)
+            )
+        cap = other.scale.softcap if other.scale is not None else None
+        return Replacement(weights_for(other, logits), logits, dropout=0.0, softcap=cap)
+
+    return repair
+
+
+def softcapped(cap: Callable[[], float]) -> Repair:
+    """Cap the scaled q·k at c · tanh(x / c); mask and bias stay. The cap is read when the call runs."""
+
+    def repair(site: Site) -> Replacement | None:
+        tensors = site.tensors
+        if tensors is None or tensors.scores is None or tensors.logits is None or site.scale is None:
+            return None
+        scaled = _slope(site, fit_scale(tensors.scores, tensors.logits).slope) * tensors.scores.double()
+        capped = cap() * torch.tanh(scaled / cap())
+        return replace(_replaced(site, tensors.logits.double() + capped - scaled), softcap=cap())
+
+    return repair
+
+
+def multiplied(factor: Callable[[], Tensor]) -> Repair:
+    """Multiply the scaled q·k by one more factor, a number or one for each head; mask and bias stay."""
+
+    def repair(site: Site) -> Replacement | None:
+        tensors = site.tensors
+        if tensors is None or tensors.scores is None or tensors.logits is None or site.scale is None:
+            return None
+        scores = tensors.scores.double()
+        return _replaced(site, _with_scores(site, scores * factor().detach().double().reshape(1, -1, 1, 1)))
+
+    return repair
+
+
+def _replaced(site: Site, logits: Tensor) -> Replacement:
+    return Replacement(weights_for(site, logits), logits)
+
+
+def biased(bias: Callable[[Site], Tensor | None]) -> Repair:
+    """Add a bias, broadcastable to `[batch, heads, query, key]`, to the logits; None where it does not fit the call."""
+
+    def repair(site: Site) -> Replacement | None:
+        added = bias(site)
+        if added is None or site.tensors is None or site.tensors.logits is None:
+            return None
+        return _replaced(site, site.tensors.logits.double() + added)
+
+    return repair
+
+
+def with_sink(sink: Callable[[], Tensor]) -> Repair:
+    """Let the softmax see one more logit a head, to which no value belongs."""
+
+    def repair(site: Site) -> Replacement | None:
+        if site.tensors is None or site.tensors.logits is None:
+            return None
+        logits = site.tensors.logits.double()
+        beside = (
+            sink().detach().double().reshape(1, -1, 1, 1).expand(*logits.shape[:1], logits.shape[1], logits.shape[2], 1)
+        )
+        return Replacement(softmax(torch.cat([logits, beside], -1))[..., :-1], logits)
 
     return repair
 

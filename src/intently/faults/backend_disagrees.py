@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination
-from intently.faults.paths import otherwise
+from intently.faults.paths import lost, otherwise
 
 
 def look(seen: Examination) -> Iterator[Suspicion]:
     conditions = [c for c in seen.broken("backends-agree") if c.switch.backend]
-    return otherwise(seen, lambda: FAULT, "backends-agree", conditions)
+    return otherwise(seen, lambda: FAULT, "backends-agree", conditions, besides=lambda s, o: lost(s, o)[0] != "")
 
 
 FAULT = Fault(
@@ -36,9 +36,11 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, -1)
+        step = torch.arange(x.shape[1])
+        far = (step - step[:, None]).abs().to(x)
         if self.use_flash:
-            return F.scaled_dot_product_attention(q, k, v)
-        return (q @ k.mT / 4 + torch.arange(x.shape[1])).softmax(-1) @ v
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=-far / 2)
+        return (q @ k.mT / 4 - far).softmax(-1) @ v
 
 def build():
     torch.manual_seed(0)
@@ -57,9 +59,11 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, -1)
+        step = torch.arange(x.shape[1])
+        far = (step - step[:, None]).abs().to(x)
         if self.use_flash:
-            return F.scaled_dot_product_attention(q, k, v)
-        return (q @ k.mT / 4).softmax(-1) @ v
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=-far / 2)
+        return (q @ k.mT / 4 - far / 2).softmax(-1) @ v
 
 def build():
     torch.manual_seed(0)

@@ -32,6 +32,7 @@ class Suspicion:
     unprovable: str = ""
     place: str = ""  # a module's path, where no site is concerned
     source: Source | None = None  # a line, where no site is concerned
+    undoes: bool = False  # the repair makes a run with a switch like the run without it
     proven_by: str = ""  # set by a fault that made its own proof
 
     @property

@@ -245,6 +245,13 @@ class Examination:
     def cell(self, promise: str, condition: Condition) -> Cell | None:
         return next((c for c in self.cells if c.promise == promise and c.condition == condition.name), None)
 
+    def gap(self, condition: Condition) -> Witness:
+        """How far a switch moves an output."""
+        promise = "backends-agree" if condition.switch.backend else "observer-neutral"
+        cell = self.cell(promise, condition)
+        moved = cell.error if cell is not None and cell.error is not None else 0.0
+        return Witness(f"with {condition.switch.name} an output moves by {moved:.3g}", None, {"difference": moved})
+
     def looks(self, conditions: Iterable[Condition] | None = None) -> Iterator[Look]:
         """Every site under every condition that gives outputs of its own, or under some conditions."""
         for condition in self.distinct if conditions is None else conditions:

@@ -11,25 +11,38 @@ from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination
 from intently.faults.side_channel import Pair, search
 from intently.promises import Condition
+from intently.promises.knobs import shown
 from intently.report import Witness
 from intently.sites import Site
 from intently.sites.measure import fit_scale
 from intently.targets.running import PLAIN
 
 
+def changed(seen: Examination, condition: Condition) -> list[tuple[Site, Site]]:
+    """Calls that run otherwise under a condition than without its switch, each with the run without it."""
+    before = {s.key_name: s for s in seen.trial.sites(Condition(PLAIN, condition.layout))}
+    pairs = [(s, before[s.key_name]) for s in seen.trial.sites(condition) if s.key_name in before]
+    return [(s, o) for s, o in pairs if differs(s, o)]
+
+
 def otherwise(
-    seen: Examination, fault: Callable[[], Fault], promise: str, conditions: Iterable[Condition]
+    seen: Examination,
+    fault: Callable[[], Fault],
+    promise: str,
+    conditions: Iterable[Condition],
+    *,
+    besides: Callable[[Site, Site], bool] = lambda site, other: False,
 ) -> Iterator[Suspicion]:
-    """Calls whose mask, factor, sums or dropout differ from those of the run without the switch; (root) where none does."""
+    """Calls whose mask, factor, sums or dropout differ from those of the run without the switch; (root) where none does.
+
+    `besides` tells the pairs that have another name.
+    """
     for condition in conditions:
-        plain = Condition(PLAIN, condition.layout)
-        cell = seen.cell(promise, condition)
-        moved = cell.error if cell is not None and cell.error is not None else 0.0
-        witness = Witness(f"with {condition.switch.name} an output moves by {moved:.3g}", None, {"difference": moved})
-        before = {s.key_name: s for s in seen.trial.sites(plain)}
-        pairs = [(s, before[s.key_name]) for s in seen.trial.sites(condition) if s.key_name in before]
-        changed = [(s, o) for s, o in pairs if differs(s, o)]
-        for site, other in changed:
+        witness = seen.gap(condition)
+        found = changed(seen, condition)
+        for site, other in found:
+            if besides(site, other):
+                continue
             yield Suspicion(
                 fault=fault(),
                 promise=promise,
@@ -38,8 +51,9 @@ def otherwise(
                 witness=witness,
                 repair=lambda s, batch, o=other: as_in(o)(s),
                 condition=condition.name,
+                undoes=True,
             )
-        if not changed:
+        if not found:
             yield from _elsewhere(seen, fault(), promise, condition, witness)
 
 
@@ -82,6 +96,24 @@ def differs(site: Site, other: Site) -> bool:
     return difference_in_words(site, other) != ""
 
 
+def lost(site: Site, other: Site) -> tuple[str, bool]:
+    """What only one of two runs of a call adds to the logits, in words, and whether it is the first that lacks it.
+
+    Nothing where they differ in more than that, or where both add something.
+    """
+    mine, theirs = shown(site), shown(other)
+    if mine is None or theirs is None or site.visible is None or other.visible is None:
+        return "", False
+    if not torch.equal(site.visible, other.visible) or site.normalized_over != other.normalized_over:
+        return "", False
+    for trait in ("softcap", "sink", "bias"):
+        if bool(mine[trait]) != bool(theirs[trait]):
+            size = max(mine[trait], theirs[trait])
+            words = {"softcap": f"the cap of {size:.4g}", "sink": "the sink", "bias": f"a bias of up to {size:.3g}"}
+            return words[trait], not mine[trait]
+    return "", False
+
+
 def difference_in_words(site: Site, other: Site) -> str:
     parts = []
     if site.visible is not None and other.visible is not None and not torch.equal(site.visible, other.visible):
@@ -96,6 +128,8 @@ def difference_in_words(site: Site, other: Site) -> str:
         parts.append(f"dropout {site.dropout:g}, else {other.dropout:g}")
     if not parts and (gap := _bias_gap(site, other)) > 1e-6:
         parts.append(f"what is added to the logits differs by up to {gap:.3g}")
+    if site.sink != other.sink:
+        parts.append("a sink" if site.sink else "no sink")
     cap, theirs = (s.scale.softcap if s.scale else None for s in (site, other))
     if cap != theirs:
         parts.append(f"softcap {cap}, else {theirs}")

@@ -11,6 +11,7 @@ from intently.promises import (
     documents_isolated,
     finite,
     grouped,
+    knobs_live,
     memory_respected,
     normalized,
     observer_neutral,
@@ -29,7 +30,7 @@ from intently.promises.trial import Condition, Influence, Layout, Trial, conditi
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
     for module in (
-        causal, sees_all, windowed, padding_inert, position_shift, order_aware, batch_independent, cache_equal, documents_isolated, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, affordable, grouped,
+        causal, sees_all, windowed, padding_inert, position_shift, order_aware, batch_independent, cache_equal, documents_isolated, memory_respected, repeatable, observer_neutral, finite, backends_agree, scaled, normalized, responsive, affordable, grouped, knobs_live,
     )
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -37,6 +37,14 @@ _STATED = re.compile(
 _CONFIGURATIONS = ("config", "cfg", "args", "hparams", "conf", "params")
 
 
+def configurations(module: nn.Module) -> Iterator[Any]:
+    """The configuration objects and dictionaries that a module keeps under a usual name."""
+    for name in _CONFIGURATIONS:
+        held = vars(module).get(name)
+        if held is not None and not isinstance(held, (nn.Module, int, float, str)):
+            yield held
+
+
 def stated_factors(model: Any) -> tuple[float, ...]:
     """Factors that a model's configuration states under a name that speaks of scaling.
 
@@ -44,10 +52,7 @@ def stated_factors(model: Any) -> tuple[float, ...]:
     """
     found: set[float] = set()
     for module in model.modules() if isinstance(model, nn.Module) else ():
-        for name in _CONFIGURATIONS:
-            held = vars(module).get(name)
-            if held is None or isinstance(held, (nn.Module, int, float, str)):
-                continue
+        for held in configurations(module):
             names = held if isinstance(held, dict) else [n for n in dir(held) if not n.startswith("_")]
             for field in names:
                 if not _STATED.search(str(field)):

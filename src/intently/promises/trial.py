@@ -113,6 +113,7 @@ class Trial:
         self.progress = progress or (lambda: None)
         self.in_precision: Mapping[str, Runner] = {}
         self._unrepaired: Trial | None = None
+        self.found: dict[Any, Any] = {}  # what a promise worked out, and its faults ask for again
         self._influence: dict[str, Influence] = {}
         self._outputs: dict[tuple[str, int], Tensor] = {}
         self._sites: dict[str, tuple[Tensor, tuple[Site, ...]]] = {}
@@ -239,6 +240,11 @@ class Trial:
         if condition.feed is not None and condition.feed.cuts:
             return tuple(site for _, sites in self.pieces(condition) for site in sites)
         return self._traced(condition)[1]
+
+    @property
+    def original(self) -> Trial:
+        """The trial of the model as it is, of which this one may be a repaired variation."""
+        return self._unrepaired or self
 
     @cached_property
     def passes(self) -> tuple[Mask, ...] | None:

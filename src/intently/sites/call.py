@@ -32,6 +32,7 @@ class Replacement:
     reads: Reads | None = None
     dropout: float | None = None
     turned: Mapping[str, Callable[[], Rotation | None]] | None = None  # where queries and keys were turned otherwise
+    softcap: float | None = None  # the cap that the new logits were given
 
 
 @dataclass
@@ -68,6 +69,8 @@ class Call:
         if not describe:
             return output
         changed = replace(site, rows=change.rows or site.rows, reads=change.reads or site.reads, repaired=True)
+        if change.softcap and changed.scale is not None:
+            changed = replace(changed, scale=replace(changed.scale, softcap=change.softcap))
         self.site = described(replace(changed, tensors=kept), dropped=False)
         self.site = replace(self.site, dropout=site.dropout if change.dropout is None else change.dropout)
         return output

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,26 @@ class Runner:
         """The shapes of every floating tensor that one call returns."""
         with self._context(switch, 0):
             return [t.shape for t in tensors_of(call(self.model, {**batch.arguments, **switch.arguments}))]
+
+    def gradients(self, batch: Batch, held: Sequence[Tensor], switch: Switch = PLAIN) -> list[Tensor | None]:
+        """Of one number made of all outputs, the gradient in each of some tensors of the model; None where it has no part."""
+        before = [t.requires_grad for t in held]
+        generator = torch.Generator().manual_seed(1)
+        try:
+            for tensor in held:
+                tensor.requires_grad_(True)
+            with self._context(switch, 0), torch.inference_mode(False), torch.enable_grad():
+                made = [
+                    t for t in tensors_of(call(self.model, {**batch.arguments, **switch.arguments})) if t.requires_grad
+                ]
+                drawn = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in made]
+                total = sum((t.double() * r).sum() for t, r in zip(made, drawn, strict=True))
+                if not isinstance(total, Tensor):
+                    return [None] * len(held)
+                return list(torch.autograd.grad(total, list(held), allow_unused=True))
+        finally:
+            for tensor, wanted in zip(held, before, strict=True):
+                tensor.requires_grad_(wanted)
 
     def traced(
         self,
