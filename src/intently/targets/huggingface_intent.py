@@ -27,14 +27,15 @@ def intent_of(model: Any, kind: str, target: Target) -> Intent:
     Scales are as published, so that none is demanded.
     """
     mask, encoder = _masks(model, kind, target)
-    layers = by_layer(text_fields(model.config), mask) if mask is not None else ()
+    layers: tuple[Mask, ...] | None = by_layer(text_fields(model.config), mask) if mask is not None else ()
     if kind in ("encoder-decoder", "encoder") and layers:
         # Which stack a window belongs to is not read, nor whether a bare encoder (of sound) looks ahead in it.
         layers = None if any(_is_narrow(m) for m in layers) else ()
     if layers is None:
         mask, encoder, layers = None, None, ()
-    if len(set(layers)) == 1:
-        mask, layers = layers[0], ()
+    alike = set(layers)
+    if len(alike) == 1:
+        mask, layers = alike.pop(), ()
     origin = "read from the configuration" if mask is not None else "observed"
     return Intent(mask, encoder=encoder, scale_is_free=True, origin=origin, layers=layers)
 
