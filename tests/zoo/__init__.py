@@ -26,6 +26,11 @@ CASES: tuple[Case, ...] = tuple(
 )
 
 # Where a fault cannot exist in a style, and why.
-IMPOSSIBLE: dict[tuple[str, str], str] = {**multihead.IMPOSSIBLE, **numerics.IMPOSSIBLE, **sdpa.IMPOSSIBLE}
+IMPOSSIBLE: dict[tuple[str, str], str] = {
+    **multihead.IMPOSSIBLE,
+    **numerics.IMPOSSIBLE,
+    **positions.IMPOSSIBLE,
+    **sdpa.IMPOSSIBLE,
+}
 
 __all__ = ["CASES", "IMPOSSIBLE", "STYLES", "Case", "Outcome", "judge"]

@@ -13,11 +13,18 @@ from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination
 from intently.promises.order_aware import wrong_axis
 from intently.sites import Site
+from intently.targets.positions import position_argument
+from intently.targets.stream import Batch
 
 _AXES = {0: "samples of the batch", 1: "heads"}
 
 
 def look(seen: Examination) -> Iterator[Suspicion]:
+    argument = position_argument(seen.trial.target, seen.trial.target.main.argument)
+
+    def given(batch: Batch) -> Tensor | None:
+        return batch.arguments.get(argument) if argument is not None else None
+
     for condition in seen.broken("order-aware"):
         for site in seen.trial.sites(condition):
             axis = wrong_axis(site)
@@ -35,18 +42,19 @@ def look(seen: Examination) -> Iterator[Suspicion]:
                 message=f"queries and keys are turned, but {said}: the scores know no distance",
                 witness=rope.witness(site, said, {"axis": axis, "positions": site.queries}),
                 repair=lambda s, batch, step=step, first=along.maps[0, 0, 0]: turn_again(
-                    lambda now: _by_position(now, step, first)
+                    lambda now: _by_position(now, step, first, given(batch))
                 )(s),
                 severity=rope.severity(seen),
                 condition=condition.name,
             )
 
 
-def _by_position(site: Site, step: Tensor, first: Tensor) -> tuple[Tensor, Tensor] | None:
+def _by_position(site: Site, step: Tensor, first: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor] | None:
     query = site.rotation("query")
     if query is None:
         return None
-    right = rope.spread_over(rope.powers(step, torch.arange(site.queries), first), query)
+    positions = torch.arange(site.queries) if given is None else given
+    right = rope.spread_over(rope.powers(step, positions, first), query)
     return right, right
 
 

@@ -86,7 +86,9 @@ def elsewhere(trial: Trial, condition: Condition) -> Iterator[tuple[Batch, str]]
 
 def stale(trial: Trial, condition: Condition) -> tuple[str, tuple[Site, ...]]:
     """The argument for positions, and the calls that turn by the same angles whatever it says."""
-    before = {s.key_name: s for s in trial.sites(condition) if _goes_by_position(s)}
+    main, alone = trial.target.main.argument, len(trial.target.streams) == 1
+    own = [s for s in trial.sites(condition) if alone or main in s.origins.get("query", frozenset())]
+    before = {s.key_name: s for s in own if _goes_by_position(s)}
     if not before:
         return "", ()
     for batch, argument in elsewhere(trial, condition):

@@ -160,11 +160,9 @@ def _depths(operand: Node) -> dict[Node, int]:
 
 def _content(node: Node) -> Iterator[Node]:
     """The inputs whose entries become this node's; a tensor that only lends its type or shape is none."""
-    if node.name in FRESH:
-        return
     lends = node.name in COPIES or node.name.endswith("_as")
     for source in node.inputs[:1] if lends else node.inputs:
-        if "held" not in source.facts and source.origins:
+        if "held" not in source.facts and source.origins and source.name not in FRESH:
             yield source
 
 
