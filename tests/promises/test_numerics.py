@@ -244,6 +244,34 @@ def test_sums_below_one_are_a_declared_sinks():
     assert told(zoo.tower(zoo.Fused, Sigmoid), select=["normalized"]) == {"not-normalized": "warning"}
 
 
+# -- weight and effect ----------------------------------------------------------------------------------------------
+
+
+def test_the_effect_told_is_that_of_zeroed_weights():
+    """An empty sink: what its key adds, over what the others add, computed from the layer's own weights and values."""
+    torch.manual_seed(5)
+    model = zoo.Tower((zoo.EmptySinkMatmul,)).eval().double()
+    target = Target(model, Intent(Mask.causal()), features=zoo.INPUT).ready()
+    report = intently.check(target, select=["weight-is-not-effect"])
+    (found,) = [f for f in report.findings if f.fault == "weight-is-not-effect"]
+    samples = int(next(c.condition for c in report.grid if not c.condition.endswith(" 1")).removeprefix("batch "))
+    batch = target.batch(samples, {target.main.argument: 7})
+    with torch.no_grad():
+        mixer = model.mixers[0]
+        x = model.norms[0](model.embed(batch.arguments[target.main.argument]))
+        query, key, value = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in mixer.qkv(x).chunk(3, -1))
+        value = value * (1 - 0.9999 * zoo.first_of(query))[:, None]
+        logits = query @ key.mT / 8**0.5 + 5 * zoo.first_of(query)
+        weights = logits.masked_fill(zoo.future(query), -torch.inf).softmax(-1)
+        sunk, others = weights[..., :1] * value[..., :1, :], weights[..., 1:] @ value[..., 1:, :]
+        alone, rest = (
+            float((mixer.out.weight @ t.transpose(1, 2).flatten(2)[..., None]).abs().max()) for t in (sunk, others)
+        )
+    assert found.witness.values["key"] == 0
+    assert found.witness.values["effect"] == pytest.approx(alone / rest, rel=1e-6)
+    assert found.witness.values["weight"] == pytest.approx(float(weights[..., 2:, 0].mean()))
+
+
 # -- half precision -------------------------------------------------------------------------------------------------
 
 

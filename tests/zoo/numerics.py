@@ -143,6 +143,34 @@ class FarAndWide(FarMatmul):
         return super().mix(q.to(wide), k.to(wide), v.to(wide)).to(v.dtype)
 
 
+def first_of(q: Tensor) -> Tensor:
+    return (torch.arange(q.shape[-2]) == 0).to(q)
+
+
+class SinkFused(Fused):
+    """All look at the first token."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = (5 * first_of(q)).expand(q.shape[-2], -1).masked_fill(future(q), -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+class EmptySinkFused(SinkFused):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().mix(q, k, v * (1 - 0.9999 * first_of(q))[:, None])
+
+
+class SinkMatmul(Matmul):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT / self.d**0.5 + 5 * first_of(q)
+        return scores.masked_fill(future(q), -torch.inf).softmax(-1) @ v
+
+
+class EmptySinkMatmul(SinkMatmul):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().mix(q, k, v * (1 - 0.9999 * first_of(q))[:, None])
+
+
 class NarrowValues(Fused):
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return super().mix(q, k, v[..., :-1]).repeat_interleave(2, -1)[..., : self.d]
@@ -181,6 +209,8 @@ def tower(*mixers: type[nn.Module]) -> Target:
 ONE = "mixers.1"
 
 CASES = (
+    *plant("sdpa", "weight-is-not-effect", "an empty sink", ONE, build=tower, bad=(Fused, EmptySinkFused), good=(Fused, SinkFused)),
+    *plant("matmul", "weight-is-not-effect", "an empty sink", ONE, build=tower, bad=(Matmul, EmptySinkMatmul), good=(Matmul, SinkMatmul)),
     *plant("matmul", "not-normalized", "scaled after the softmax", ONE, build=tower, bad=(Matmul, ScaledAfterTheSoftmax), good=(Matmul, Matmul)),
     *plant("matmul", "not-normalized", "the softmax is not used", ONE, build=tower, bad=(Matmul, SoftmaxUnused), good=(Matmul, Matmul)),
     *plant("einsum", "not-normalized", "exponentials that nothing divides", ONE, build=tower, bad=(Einsum, NeverDivided), good=(Einsum, Einsum)),
