@@ -47,7 +47,7 @@ class Cross(nn.Module):
         k = torch.einsum("bmc,hcd->bhmd", keys, self.wk)
         v = torch.einsum("bmc,hcd->bhmd", values, self.wv)
         weights = self.hide(torch.einsum("bhnd,bhmd->bhnm", q, k) * 8**-0.5, context_mask).softmax(-1)
-        return torch.einsum("bhnm,bhmd,hcd->bnc", weights, v, self.wo)
+        return torch.einsum("bhnd,hcd->bnc", torch.einsum("bhnm,bhmd->bhnd", weights, v), self.wo)
 
 
 class Fused(Cross):
@@ -139,6 +139,28 @@ class FusedWithoutMask(Fused):
         return None
 
 
+class ReadsItself(Cross):
+    def read(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+    def hide(self, scores: Tensor, context_mask: Tensor | None) -> Tensor:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(later, torch.finfo(scores.dtype).min)
+
+
+class FusedOverItself(Fused):
+    def read(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+    def masked(self, context_mask: Tensor | None) -> Tensor | None:
+        return None
+
+
+class KeysOfItself(Cross):
+    def read(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean(1, keepdim=True).expand_as(context), context
+
+
 class PassedOn:
     """The mask goes to every layer."""
 
@@ -178,6 +200,27 @@ CASES = (
         *ALL,
         build=captioner,
         bad=(FusedWithoutMask, FusedWithoutMask),
+        good=(N, N),
+    ),
+    *plant(
+        "einsum", "cross-miswired", "one layer reads itself", *ONE, build=captioner, bad=(C, ReadsItself), good=(C, C)
+    ),
+    *plant(
+        "einsum",
+        "cross-miswired",
+        "keys of itself, values of the context",
+        "layers.0.cross",
+        build=captioner,
+        bad=(KeysOfItself, C),
+        good=(C, C),
+    ),
+    *plant(
+        "sdpa",
+        "cross-miswired",
+        "every layer reads itself",
+        *ALL,
+        build=captioner,
+        bad=(FusedOverItself, FusedOverItself),
         good=(N, N),
     ),
     *plant(

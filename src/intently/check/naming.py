@@ -16,6 +16,10 @@ _EXPLAINS = {
         "padding-leak", "mask-ignored", "causal-leak", "causal-extra", "window-off-by-one", "window-ignored", "memory-mask-ignored",
         "documents-leak", "not-finite",
     ),
+    "cross-miswired": (
+        "causal-leak", "causal-extra", "padding-leak", "mask-ignored", "memory-mask-ignored", "window-off-by-one",
+        "window-ignored",
+    ),
     "memory-mask-ignored": ("padding-leak", "mask-ignored"),
     "mask-ignored": (
         "padding-leak", "causal-leak", "window-ignored", "documents-leak", "scale-wrong-width", "not-normalized",

@@ -6,6 +6,7 @@ from intently.edits.repair import (
     Repair,
     apply_all,
     as_in,
+    attend_to,
     biased,
     drop_nothing,
     float32_inside,
@@ -15,6 +16,7 @@ from intently.edits.repair import (
     rescale,
     safe_rows,
     see,
+    silence,
     softcapped,
     softmax_over_keys,
     split_heads,
@@ -23,5 +25,5 @@ from intently.edits.repair import (
 )
 
 __all__ = [
-    "Repair", "apply_all", "as_in", "biased", "drop_nothing", "float32_inside", "multiplied", "norm_queries_and_keys", "regroup", "rescale", "safe_rows", "see", "softcapped", "softmax_over_keys", "split_heads", "turn_again", "with_sink",
+    "Repair", "apply_all", "as_in", "attend_to", "biased", "drop_nothing", "float32_inside", "multiplied", "norm_queries_and_keys", "regroup", "rescale", "safe_rows", "see", "silence", "softcapped", "softmax_over_keys", "split_heads", "turn_again", "with_sink",
 ]  # fmt: skip

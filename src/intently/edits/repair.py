@@ -381,6 +381,46 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, bro
     return repair
 
 
+def attend_to(memory: Callable[[Site], Tensor | None], kept: Callable[[Site], Tensor | None]) -> Repair:
+    """Keys and values made of other hidden states, `[batch, position, width]`, by the call's own projections.
+
+    `kept` says which of them are real, bool `[batch, position]`; all where it gives None.
+    """
+
+    def repair(site: Site) -> Replacement | None:
+        hidden, tensors = memory(site), site.tensors
+        if hidden is None or tensors is None or tensors.query is None or site.scale is None:
+            return None
+        made = []
+        for name, operand in (("key", tensors.key), ("value", tensors.value)):
+            projection = tensors.projections.get(name)
+            made.append(projection.remade(operand, hidden) if projection is not None and operand is not None else None)
+        key, value = made
+        if key is None or value is None:
+            return None
+        inside = site.scale.inside or 1.0
+        slope = torch.tensor([f / inside for f in site.scale.factors], dtype=torch.float64)[None, :, None, None]
+        logits = slope * (tensors.query.double() @ key.double().mT)
+        mask = kept(site)
+        if mask is not None and mask.shape == (hidden.shape[0], hidden.shape[1]):
+            logits = logits.masked_fill(~mask[:, None, None, :], float("-inf"))
+        return Replacement(output=softmax(logits) @ value.double())
+
+    return repair
+
+
+def silence() -> Repair:
+    """Give the call the output 0."""
+
+    def repair(site: Site) -> Replacement | None:
+        tensors = site.tensors
+        if tensors is None or tensors.query is None or tensors.value is None:
+            return None
+        return Replacement(output=tensors.query.new_zeros(*tensors.query.shape[:-1], tensors.value.shape[-1]))
+
+    return repair
+
+
 def _by_token(tensor: Tensor, own_heads: int) -> Tensor:
     """Undo a view `[batch, heads, token, width]` of memory that is `[batch, token, heads, width]`.
 

@@ -24,13 +24,14 @@ def streams_of(target: Target, lengths: Mapping[str, int], site: Site) -> tuple[
     """The streams along which a site's queries and keys run; None where a length fits none of them."""
 
     def running(count: int, origins: frozenset[str]) -> Stream | None:
-        fitting = [s for s in target.streams if s.positions(lengths[s.argument]) == count]
-        named = [s for s in fitting if s.argument in origins]
-        if not fitting and len(target.streams) == 1:
+        # What no content of a stream reaches does not run along it, whatever its length.
+        reaching = [s for s in target.streams if not origins or s.argument in origins]
+        fitting = [s for s in reaching if s.positions(lengths[s.argument]) == count]
+        if not fitting and len(reaching) == 1:
             # A few positions of the model's own (a class token) may run beside the stream's.
-            only = target.streams[0]
+            only = reaching[0]
             return only if 0 < count - only.positions(lengths[only.argument]) <= OWN_POSITIONS else None
-        return (named or fitting or [None])[0]
+        return (fitting or [None])[0]
 
     return (
         running(site.queries, site.origins.get("query", frozenset())),
@@ -51,6 +52,12 @@ def kept_over(batch: Batch, stream: Stream | None, count: int, site: Site) -> Te
     return behind if seen is not None and torch.equal(seen, behind) else front
 
 
+def _shortened(batch: Batch, key: Stream | None, site: Site) -> bool:
+    """Whether keys stand for a padded source at positions that are not its own (pooled, projected): which are pads is not known."""
+    reaching = site.origins.get("key", frozenset())
+    return key is None and any(a in reaching and not bool(kept.all()) for a, kept in batch.kept.items())
+
+
 def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batch: Batch, site: Site) -> Tensor | None:
     """Which keys a site is meant to see: bool `[batch or 1, 1, query, key]`; None where nothing is known of its mask."""
     query, key = streams_of(target, lengths, site)
@@ -61,7 +68,7 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     if site.role == "cross" and (query is not key or query is None) and not function:
         parts = "#" in site.path and site.origins.get("query") == site.origins.get("key")
         # Several calls on one stream may each take some of its rows: which keys those are meant to see is not known.
-        structure = None if parts else intent.memory.matrix(queries, keys)
+        structure = None if parts or _shortened(batch, key, site) else intent.memory.matrix(queries, keys)
     elif query is not None and query is target.main and intent.mask is not None:
         if own is None:
             return None  # the intent goes by layer, and of which one this is is not known

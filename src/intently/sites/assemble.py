@@ -16,6 +16,7 @@ from intently.sites.describe import described
 from intently.sites.layout import Layout, is_folded, order_of, output_axes, query_axis, restorer, value_rows
 from intently.sites.lookup import Lookup
 from intently.sites.origin import entries_of, features_of
+from intently.sites.projection import projections_of
 from intently.sites.provenance import Node
 from intently.sites.reads import reads_of
 from intently.sites.site import Reads, Site, Tensors
@@ -105,6 +106,7 @@ def assemble(
         value=values,
         turned=sources.turned(layout) if keep else {},
         restore=restorer(made, lead, query_label, order, lead_sizes, value_free),
+        projections=projections_of({"key": sources.operand(1), "value": operands[value]}),
     )
     kv_heads = sources.kv_heads(order)
     reads: Reads | None = None

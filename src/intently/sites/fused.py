@@ -19,6 +19,7 @@ from intently.sites.factors import path_factor
 from intently.sites.kernels import kernel_of, refused_for
 from intently.sites.layout import Layout, is_folded, order_of
 from intently.sites.origin import entries_of, features_of, samples_of, varies
+from intently.sites.projection import projections_of
 from intently.sites.provenance import Node
 from intently.sites.reads import reads_of
 from intently.sites.rotation import measured
@@ -140,6 +141,7 @@ def _from_parts(
                 for n, x in (("query", query), ("key", key))
                 if n in nodes
             },
+            projections=projections_of({n: nodes.get(n) for n in ("key", "value")}),
         )  # fmt: skip
         visible = logits > logits.amax(-1, keepdim=True) - 20 * measure.HIDDEN_NATS
         if added is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from intently.report import SiteRecord, Source
+from intently.sites.projection import Projection
 from intently.sites.rotation import Rotation
 
 
@@ -30,6 +31,8 @@ class Tensors:
     value: Tensor | None = None
     restore: Callable[[Tensor], Tensor] | None = None  # [batch, heads, query, value width] to the model's layout
     turned: Mapping[str, Callable[[], Rotation | None]] = field(default_factory=dict)  # of query and key, when asked
+    projections: Mapping[str, Projection] = field(default_factory=dict)  # behind key and value, where one was seen
+    ready: Mapping[frozenset[str], Tensor] = field(default_factory=dict)  # latest hidden states, by what they hold
 
 
 @dataclass(frozen=True)

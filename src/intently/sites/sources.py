@@ -77,6 +77,12 @@ class Sources:
         operand = side if self.query_side() == 0 else 1 - side
         return self._score.operands[operand].origins
 
+    def operand(self, side: int) -> Node | None:
+        """The node of the queries (0) or the keys (1)."""
+        if self._score is None:
+            return None
+        return self._score.operands[side if self.query_side() == 0 else 1 - side]
+
     def width(self) -> int:
         if self._score is None:
             return 0

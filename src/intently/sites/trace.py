@@ -20,6 +20,7 @@ from intently.sites.call import content_of, role_of
 from intently.sites.contraction import Contraction
 from intently.sites.frames import Names, locate, parameters_of
 from intently.sites.fused import assemble_flex, assemble_fused
+from intently.sites.projection import remember
 from intently.sites.provenance import Call, Node, Provenance, is_weight, tensors_in
 from intently.sites.site import Site
 from intently.sites.trace_types import Pending, Score, Sizes
@@ -64,12 +65,15 @@ class Tracer(TorchFunctionMode):
         self.fired: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._holds = settings.keep or bool(settings.edits)
+        self._ready: dict[frozenset[str], Tensor] = {}
         self._unused: dict[Node, Pending] = {}  # softmaxes by their logits, until their weights meet values
         for name, tensor in parameters_of(root).items():
             self.known.leaf(tensor, name)
         for name, value in arguments.items():
             for tensor in tensors_in([value]):
-                self.known.leaf(tensor, f"argument:{name}", argument=name)
+                node = self.known.leaf(tensor, f"argument:{name}", argument=name)
+                if tensor.dim() == 3 and tensor.is_floating_point():
+                    self._ready[node.origins] = tensor
 
     # -- the mode ---------------------------------------------------------------------------------------------------
 
@@ -150,6 +154,11 @@ class Tracer(TorchFunctionMode):
         elif name == "mul" and index is None and before is None:
             self._broadcast_product(args, result, node)
         self._inherit(name, node, args, kwargs)
+        if self.settings.keep or self.settings.edits:
+            remember(node, name, args, kwargs, made)
+        if self.settings.keep and result.dim() == 3 and result.is_floating_point() and node.origins:
+            self._ready.pop(node.origins, None)
+            self._ready[node.origins] = result  # the latest comes last
         if name in ("linear", "addmm") or facts.get("projection"):
             self._merged(node)
         if name == "div" and "product" in facts:
@@ -347,6 +356,8 @@ class Tracer(TorchFunctionMode):
         self.calls.append(call)
         call.key = key
         call.site = replace(call.site, key_name=key, role=role_of(call.site))
+        if call.site.tensors is not None:
+            call.site = replace(call.site, tensors=replace(call.site.tensors, ready=dict(self._ready)))
         edit = self.settings.edits.get(key)
         if edit is None:
             return result

@@ -1,0 +1,290 @@
+"""Fault `cross-miswired`: a call meant for the source reads the model's own states, in its keys, its values or both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from intently.edits import attend_to, silence
+from intently.faults.base import Fault, Suspicion
+from intently.faults.evidence import Examination, Look
+from intently.promises import Condition, Trial, difference
+from intently.promises.memory_respected import silent
+from intently.report import Witness
+from intently.sites import Site
+from intently.targets.stream import Batch
+
+_SPEAKS_OF_SOURCE = re.compile(
+    r"cross|memory|context|enc(oder)?_?dec|(encoder|enc|src|source)_?att|multihead_attn|inter_?att", re.I
+)
+_SHOWN_BY = ("memory-respected", "causal", "sees-all", "padding-inert")  # promises that a wrong source may break
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Where the keys and the values of a call come from, among a target's streams."""
+
+    site: Site
+    key: str  # source | own | neither
+    value: str
+
+    @property
+    def reads_source(self) -> bool:
+        return self.key == self.value == "source"
+
+    @property
+    def is_own(self) -> bool:
+        return self.key == self.value == "own"
+
+    @property
+    def is_mixed(self) -> bool:
+        return {self.key, self.value} == {"source", "own"}
+
+
+def wirings(trial: Trial, sites: Sequence[Site]) -> list[Wiring]:
+    """The calls whose queries belong to the main stream, and where the rest of each comes from."""
+    main = trial.target.main.argument
+    sources = {s.argument for s in trial.target.sources}
+
+    def of(origins: frozenset[str]) -> str:
+        return "own" if main in origins else "source" if origins & sources else "neither"
+
+    return [
+        Wiring(s, of(s.origins.get("key", frozenset())), of(s.origins.get("value", frozenset())))
+        for s in sites
+        if main in s.origins.get("query", frozenset())
+    ]
+
+
+def miswired(trial: Trial, condition: Condition, sites: Sequence[Site]) -> Iterator[tuple[Wiring, str]]:
+    """The calls that should read the source, with what tells it."""
+    known = [w for w in wirings(trial, sites) if not _replaced(w.site)]
+    for w in known:
+        if w.is_mixed:
+            keys, values = ("the source", "the model's own states")[:: 1 if w.key == "source" else -1]
+            yield w, f"its keys come from {keys} and its values from {values}"
+    readers = {_place(w.site): w for w in known if w.reads_source}
+    for w in known:
+        alike = readers.get(_place(w.site))
+        # Layers that take turns (one over itself, the next over the source) are no fault: there a block has one call.
+        if w.is_own and alike is not None and _stands_beside_own(w, known) and _stands_beside_own(alike, known):
+            yield w, f"its keys and values are the model's own states, where {alike.site.path} reads the source"
+    if not any(w.reads_source or w.is_mixed for w in known) and silent(trial, condition):
+        names = " or ".join(silent(trial, condition))
+        for w in _meant_for_source([w for w in known if w.is_own]):
+            yield w, f"its keys and values are the model's own states, and no call reads {names}"
+
+
+def _place(site: Site) -> str:
+    """A call's place in its layer: its path without the layer's number, and which of the module's calls it is."""
+    return re.sub(r"(?<![^.])\d+(?=[.#])", "*", site.key_name)
+
+
+def _block(site: Site) -> str:
+    """The path of the layer that holds a call: up to the last number in it; all of it where there is none."""
+    found = re.match(r"(.*(?:^|\.)\d+)(?=[.#])", site.key_name)
+    return found.group(1) if found else ""
+
+
+def _stands_beside_own(w: Wiring, everyone: Sequence[Wiring]) -> bool:
+    """Whether another call of the same layer attends over the model's own states."""
+    return any(o.is_own and o is not w and _block(o.site) == _block(w.site) for o in everyone)
+
+
+def _meant_for_source(own: Sequence[Wiring]) -> list[Wiring]:
+    """Of calls that all read own states, those whose name speaks of a source; else the second one of each layer."""
+    named = [w for w in own if _SPEAKS_OF_SOURCE.search(w.site.key_name)]
+    if named:
+        return named
+    blocks: dict[str, list[Wiring]] = {}
+    for w in own:
+        blocks.setdefault(_block(w.site), []).append(w)
+    return [calls[1] for calls in blocks.values() if len(calls) == 2]
+
+
+def _replaced(site: Site) -> bool:
+    """Whether an edit has put another output in the call's place, whatever it read."""
+    return site.repaired and site.tensors is not None and site.tensors.logits is None
+
+
+class Memory:
+    """The hidden states that a call should have read, found in a run of the untouched model on the same batch."""
+
+    def __init__(self, trial: Trial, condition: Condition, wrong: Wiring):
+        self.trial, self.condition, self.wrong = trial, condition, wrong
+        self._last: tuple[int, Tensor | None] | None = None
+
+    def of(self, batch: Batch) -> Tensor | None:
+        if self._last is None or self._last[0] != id(batch):
+            sites = self.trial.runner.traced(batch, self.condition.switch)[1]
+            self._last = (id(batch), self._among(sites, batch))
+        return self._last[1]
+
+    def _among(self, sites: Sequence[Site], batch: Batch) -> Tensor | None:
+        known = wirings(self.trial, sites)
+        here = next((w for w in known if w.site.key_name == self.wrong.site.key_name), None)
+        if here is None or here.site.tensors is None:
+            return None
+        if here.is_mixed:
+            return _read_by(here.site, "key" if here.key == "source" else "value", batch)
+        alike = next((w for w in known if w.reads_source and _place(w.site) == _place(here.site)), None)
+        if alike is not None:
+            return _read_by(alike.site, "key", batch)
+        return self._ready(here.site, batch)
+
+    def _ready(self, site: Site, batch: Batch) -> Tensor | None:
+        """The latest hidden states made of the source alone, of the width that the call reads."""
+        assert site.tensors is not None
+        own = _read_by(site, "key", batch)
+        target = self.trial.target
+        sources, main = {s.argument for s in target.sources}, target.main.argument
+        for origins, tensor in reversed(site.tensors.ready.items()):
+            if own is not None and origins & sources and main not in origins and tensor.shape[-1] == own.shape[-1]:
+                return tensor if tensor.shape[0] == batch.samples else tensor.transpose(0, 1)
+        return None
+
+    def kept(self, batch: Batch) -> Tensor | None:
+        """Which positions of these states are real; None where they are not the source's own."""
+        hidden = self.of(batch)
+        masks = [batch.kept[s.argument] for s in self.trial.target.sources]
+        return next((m for m in masks if hidden is not None and m.shape == hidden.shape[:2]), None)
+
+
+def _read_by(site: Site, name: str, batch: Batch) -> Tensor | None:
+    projection = site.tensors.projections.get(name) if site.tensors is not None else None
+    return projection.hidden(batch.samples) if projection is not None else None
+
+
+def look(seen: Examination) -> Iterator[Suspicion]:
+    trial = seen.trial
+    if not trial.target.sources or trial.target.known:
+        return  # what a released architecture reads where was trained that way
+    for condition in seen.distinct:
+        looks = list(seen.looks([condition]))
+        for wrong, why in miswired(trial, condition, [each.site for each in looks]):
+            each = next(each for each in looks if each.site is wrong.site)
+            yield _suspicion(seen, each, wrong, why)
+
+
+def _suspicion(seen: Examination, each: Look, wrong: Wiring, why: str) -> Suspicion:
+    condition, site = each.condition, each.site
+    memory = Memory(seen.trial, condition, wrong)
+    fed = memory.of(each.batch)
+    repairable = fed is not None and site.tensors is not None and _feedable(site, fed)
+
+    def repair(s: Site, batch: Batch):
+        return attend_to(lambda _: memory.of(batch), lambda _: memory.kept(batch))(s)
+
+    promise = next((p for p in _SHOWN_BY if seen.breaks(p, condition)), "memory-respected")
+    arguments = {n: ", ".join(sorted(site.origins.get(n, frozenset()))) for n in ("query", "key", "value")}
+    return Suspicion(
+        fault=FAULT,
+        promise=promise,
+        site=site,
+        message=f"a call meant for the source does not read it: {why}",
+        witness=Witness(
+            f"queries hold {arguments['query']}; keys hold {arguments['key']}; values hold {arguments['value']}",
+            None,
+            {"queries": site.queries, "keys": site.keys},
+        ),
+        repair=repair if repairable else None,
+        condition=condition.name,
+        proven_by=_proof(seen.trial, condition, wrong, repair) if repairable and wrong.is_own else "",
+        unprovable=""
+        if repairable
+        else "its keys or values are no plain projection of hidden states, or no states of the source with their width were "
+        "seen: they cannot be made anew",
+    )
+
+
+def _feedable(site: Site, hidden: Tensor) -> bool:
+    assert site.tensors is not None
+    pairs = [
+        (site.tensors.projections.get(n), t) for n, t in (("key", site.tensors.key), ("value", site.tensors.value))
+    ]
+    return all(p is not None and t is not None and p.remade(t, hidden) is not None for p, t in pairs)
+
+
+def _proof(trial: Trial, condition: Condition, wrong: Wiring, repair) -> str:
+    """With every call silenced that does read the source, this one alone decides whether the source moves the output."""
+    sites = trial.sites(condition)
+    others = [w.site for w in wirings(trial, sites) if "source" in (w.key, w.value)]
+    silenced = {s.key_name: (lambda site, batch: silence()(site)) for s in others}
+    batch = trial.batch(condition.layout)
+    sources = {s.argument for s in trial.target.sources}
+    other = trial.batch(condition.layout, seed=trial.seed + 1).arguments
+    changed = Batch(
+        {a: other[a] if a in sources else v for a, v in batch.arguments.items()},
+        batch.lengths,
+        batch.samples,
+        batch.kept,
+    )
+
+    def moved(edits) -> float:
+        repaired = trial.repaired(edits, [condition])
+        outputs = [repaired.run(b, condition.switch) for b in (batch, changed)]
+        return float(difference(*outputs)[trial.real_rows(condition, outputs[0].shape[1])].amax())
+
+    noise = trial.threshold(trial.output(condition))
+    without, fed = moved(silenced), moved({**silenced, wrong.site.key_name: repair})
+    if without > noise or fed <= noise:
+        return ""
+    alone = "with the other calls that read the source silenced, " if others else ""
+    return f"{alone}the source moves nothing; with this call fed the source's states it moves an output by {fed:.3g}"
+
+
+FAULT = Fault(
+    name="cross-miswired",
+    stage="project",
+    promises=("memory-respected", "sees-all", "causal", "padding-inert"),
+    severity="error",
+    summary="A call meant for the source takes its keys, its values or both from the model's own states.",
+    symptom="The decoder hardly depends on its source: it writes fluently about something else.",
+    why_silent="Own states have the right width, so every shape fits, and the language model inside still learns.",
+    fix="Project keys and values from the memory and only the queries from the decoder's states: cross(x, memory, memory).",
+    bad="""
+import torch
+from torch import nn
+from intently import Intent, Mask, Target
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.cross = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x, memory):
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        x = x + self.own(x, x, x, attn_mask=later)[0]
+        return x + self.cross(x, x, x, attn_mask=later)[0]
+
+def build():
+    torch.manual_seed(0)
+    return Target(Layer().eval(), Intent(Mask.causal()), features=16)
+""",
+    good="""
+import torch
+from torch import nn
+from intently import Intent, Mask, Target
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.cross = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x, memory):
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        x = x + self.own(x, x, x, attn_mask=later)[0]
+        return x + self.cross(x, memory, memory)[0]
+
+def build():
+    torch.manual_seed(0)
+    return Target(Layer().eval(), Intent(Mask.causal()), features=16)
+""",
+    sources=("Vaswani et al. 2017, section 3.2.3: keys and values come from the output of the encoder",),
+    look=look,
+)
