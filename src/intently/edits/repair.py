@@ -399,7 +399,8 @@ def attend_to(memory: Callable[[Site], Tensor | None], kept: Callable[[Site], Te
         if key is None or value is None:
             return None
         inside = site.scale.inside or 1.0
-        slope = torch.tensor([f / inside for f in site.scale.factors], dtype=torch.float64)[None, :, None, None]
+        factors = [f if math.isfinite(f) and f else site.head_dim**-0.5 for f in site.scale.factors]
+        slope = torch.tensor([f / inside for f in factors], dtype=torch.float64)[None, :, None, None]
         logits = slope * (tensors.query.double() @ key.double().mT)
         mask = kept(site)
         if mask is not None and mask.shape == (hidden.shape[0], hidden.shape[1]):
