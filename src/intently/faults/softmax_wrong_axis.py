@@ -44,6 +44,7 @@ def witness(each: Look) -> Witness:
     """The row sums of one head, and some of the weights that they sum."""
     tensors = each.site.tensors
     sums = each.site.row_sum
+    assert sums is not None
     sentence = f"row sums over the keys of sample 0, head 0: {', '.join(f'{float(s):.3g}' for s in sums[0, 0][:5])}"
     if tensors is None:
         return Witness(sentence)
