@@ -15,7 +15,10 @@ import intently
 from intently import Intent, Mask, Report, Target
 from intently.faults.cached import spans
 from intently.report import Cell
+from intently.targets.generating import beside, generation
 from intently.targets.huggingface import tiny
+from intently.targets.running import Runner
+from intently.targets.ways import ways_of
 
 check = partial(intently.check, select=["cache-equal"])
 
@@ -142,3 +145,46 @@ def test_waived_with_a_reason() -> None:
 def test_spans_in_words() -> None:
     assert spans([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
     assert spans([]) == "none"
+
+
+def test_what_generate_gives_is_held_against_a_forward() -> None:
+    found = cells(check(tiny("gpt2")))
+    assert found["generate: greedy"].verdict == found["generate: greedy, pads left"].verdict == "kept"
+    assert cells(check(tiny("t5")))["generate: greedy, input_ids: pads right"].verdict == "kept"
+
+
+def test_a_generate_that_drops_the_mask_is_broken() -> None:
+    target = tiny("gpt2")
+    prepare = type(target.model).prepare_inputs_for_generation
+
+    def without_mask(self, *args, **kwargs):
+        return {**prepare(self, *args, **kwargs), "attention_mask": None}
+
+    target.model.__class__ = type("Dropping", (type(target.model),), {"prepare_inputs_for_generation": without_mask})
+    report = check(target)
+    assert cells(report)["generate: greedy"].verdict == "kept"
+    assert cells(report)["generate: greedy, pads left"].verdict == "broken"
+    assert cells(report)["cached: prefill and steps, pads left"].verdict == "kept"
+    assert [(f.fault, f.severity, f.proof) for f in report.findings] == [("side-channel", "error", "suspected")]
+
+
+def test_the_logits_of_generate_are_those_of_transformers() -> None:
+    target = tiny("gpt2")
+    model = target.model.double().eval()
+    ids = target.batch(2, {"input_ids": 7}).arguments["input_ids"]
+    (way, *_) = ways_of(Runner(target, torch.float64))
+    feed = generation(model, target, way)
+    assert feed is not None
+    with torch.no_grad():
+        generated, forward = beside(model, target, target.batch(2, {"input_ids": 7}), feed)
+        for number in range(feed.new):
+            logits = model(ids).logits[:, -1]
+            assert torch.allclose(generated[:, number], logits, atol=1e-5)
+            assert torch.allclose(forward[:, number], logits, atol=1e-8)
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+
+
+def test_a_model_of_ones_own_has_no_generate() -> None:
+    target = decoder(Attention, Attention).ready()
+    (way, *_) = ways_of(Runner(target, torch.float64))
+    assert generation(target.model, target, way) is None

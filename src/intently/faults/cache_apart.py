@@ -22,7 +22,7 @@ Calls = dict[int, list[tuple[list[Tensor], list[Tensor]]]]  # module → inputs 
 def parted(trial: Trial, condition: Condition) -> tuple[list[Channel], bool]:
     """Modules that give another output for the same input when fed in pieces; and whether holding them restores the promise."""
     root, feed = trial.runner.model, condition.feed
-    if not isinstance(root, nn.Module) or feed is None:
+    if not isinstance(root, nn.Module) or feed is None or not feed.cuts:
         return [], False
     names = {id(m): n or "(root)" for n, m in root.named_modules()}
     guarded = trial.real_rows(condition, sum(feed.cuts))

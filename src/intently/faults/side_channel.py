@@ -91,6 +91,8 @@ def _parted(seen: Examination) -> Iterator[Suspicion]:
             _with_positions(seen, condition),
         )
         cause = told or "positions, what is cached, or a state that is not carried on"
+        if condition.feed is not None and condition.feed.new:
+            how, cause = "by its own generate", "a mask, positions or a cache prepared otherwise than for a forward"
         places = [(c.path, f"{type(c.module).__name__} at {c.path}", f"by {c.moved:.3g}, relatively") for c in channels]
         held = " and ".join(path for path, _, _ in places)
         for path, name, moved in places or [("", "the model", f"by {apart:.3g}")]:
@@ -114,13 +116,13 @@ def _parted(seen: Examination) -> Iterator[Suspicion]:
 
 def _in_steps(condition: Condition) -> bool:
     """Whether a condition feeds one token after another, as generation does."""
-    return condition.feed is not None and max(condition.feed.cuts[1:], default=0) == 1
+    return condition.feed is not None and max(condition.feed.cuts[1:], default=condition.feed.new and 1) == 1
 
 
 def _with_positions(seen: Examination, condition: Condition) -> str:
     """What to say where passing the positions is all that it needs: then it depends on the caller."""
     given = [c for c in seen.trial.fed if c.feed is not None and c.feed.positions and not seen.breaks("cache-equal", c)]
-    if condition.feed is None or condition.feed.positions or not given:
+    if condition.feed is None or condition.feed.positions or condition.feed.new or not given:
         return ""
     return f"with {condition.feed.way.positions} passed the promise is kept, so that without them a step counts its positions from 0"
 

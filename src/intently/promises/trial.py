@@ -15,6 +15,7 @@ from intently.intent import Intent
 from intently.masks import Mask
 from intently.sites import Edit, Settings, Site
 from intently.targets.feeding import Feed, Way, whole_batch
+from intently.targets.generating import generation
 from intently.targets.running import PLAIN, Fed, Runner
 from intently.targets.stream import Batch
 from intently.targets.target import Switch, Target
@@ -119,6 +120,7 @@ class Trial:
         self._sites: dict[str, tuple[Tensor, tuple[Site, ...]]] = {}
         self._pieces: dict[str, Fed] = {}
         self._columns: dict[str, Tensor] = {}
+        self._forwards: dict[str, Tensor] = {}  # of one forward over what was generated
 
     @property
     def everything(self) -> tuple[Condition, ...]:
@@ -184,6 +186,10 @@ class Trial:
         batch, feed = self.batch(condition.layout), condition.feed
         if feed is None:
             return self.run(batch, condition.switch, seed=seed)
+        if feed.new:
+            self.progress()
+            generated, self._forwards[condition.name] = self.runner.generated(batch, feed)
+            return generated
         if not feed.cuts:
             return self.run(whole_batch(self.target, batch, feed), condition.switch, seed=seed)
         self.progress()
@@ -195,6 +201,8 @@ class Trial:
     def whole(self, condition: Condition) -> Tensor:
         """What one forward gives under a condition that is fed in pieces: the values that pieces give, too."""
         self.output(condition)
+        if condition.name in self._forwards:
+            return self._forwards[condition.name]
         return self.output(condition.whole)[..., self._columns[condition.name]]
 
     def pieces(self, condition: Condition) -> tuple[tuple[Batch, tuple[Site, ...]], ...]:
@@ -372,6 +380,11 @@ def feeds_of(trial: Trial, ways: Sequence[Way]) -> tuple[Condition, ...]:
     in_steps, in_chunks = Feed(usual, "prefill and steps", steps), Feed(usual, f"chunks of {chunk}", chunks)
     layouts = [c.layout for c in trial.conditions if c.switch.name == PLAIN.name]
     found = []
+    greedy = generation(trial.runner.model, target, usual) if length <= LONGEST_ALONE else None
+
+    def generated(layout: Layout) -> list[Condition]:
+        return [Condition(PLAIN, layout, greedy)] if greedy is not None else []
+
     for layout in layouts:
         main, samples = layout.pads.get(target.main.argument), layout.samples
         if samples == 1 and not layout.pads and length <= LONGEST_ALONE:
@@ -379,10 +392,12 @@ def feeds_of(trial: Trial, ways: Sequence[Way]) -> tuple[Condition, ...]:
         elif samples > 1 and not layout.pads:
             backends = [s for s in target.switches if s.backend][:1]
             found.append(Condition(PLAIN, layout, in_steps))
+            found += generated(layout)
             found += [Condition(switch, layout, in_chunks) for switch in (PLAIN, *backends)]
             found += [Condition(PLAIN, layout, replace(in_chunks, way=way)) for way in others]
         elif samples > 1 and (main == "left" or (main is None and "right" in layout.pads.values())):
             found.append(Condition(PLAIN, layout, in_steps))
+            found += generated(layout) if main is None or len(target.streams) == 1 else []
             if main == "left" and usual.positions:
                 found.append(Condition(PLAIN, layout, replace(in_steps, positions=True)))
     return tuple(found)

@@ -51,12 +51,16 @@ class Way:
 
 @dataclass(frozen=True)
 class Feed:
-    """One sequence in pieces: `cuts` are their lengths. Without cuts it runs whole, with no cache."""
+    """One sequence in pieces: `cuts` are their lengths. Without cuts it runs whole, with no cache.
+
+    With `new` the sequence is a prompt, and the model's own `generate` feeds it as many tokens more.
+    """
 
     way: Way
     name: str
     cuts: tuple[int, ...] = ()
     positions: bool = False  # the position of each token is passed, counted over the real ones
+    new: int = 0
 
     def whole(self) -> Feed:
         """The same tokens in one forward without a cache: what the pieces are held against."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from intently.errors import CannotCheck
 from intently.sites import Edit, Settings, Site, Sizes, named_arguments, tracing
 from intently.targets.feeding import Feed, Held, Way, pieces, unremembered
+from intently.targets.generating import beside
 from intently.targets.program import Program
 from intently.targets.signature import dtype_of, lengths_for
 from intently.targets.stream import Batch
@@ -150,6 +151,12 @@ class Runner:
         columns = min((c for _, c in read), key=len)  # a cache that an output holds fits the first piece alone
         outputs = [values[..., torch.isin(mine, columns)] for values, mine in read]
         return Fed(torch.cat(outputs, 1), columns, tuple(ran), tuple(taken))
+
+    def generated(self, batch: Batch, feed: Feed) -> tuple[Tensor, Tensor]:
+        """What the model's own `generate` gives for each new token, and what one forward over them gives."""
+        self.forwards += feed.new
+        with self._context(PLAIN, 0):
+            return beside(self.model, self.target, batch, feed)
 
     def once(self, way: Way, batch: Batch) -> tuple[Any, Any]:
         """The cache that was passed and what came out, of a first piece that is the whole batch."""
