@@ -187,6 +187,34 @@ class Encoder(nn.Module):
         return x
 
 
+class AlongSamples(nn.Module):
+    """Fused two-way attention with a mask of its own shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def shaped(self, keep: Tensor) -> Tensor:
+        return keep[:, None, None, :]
+
+    def forward(self, x: Tensor, keep: Tensor | None) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        mask = None if keep is None else self.shaped(keep)
+        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+
+
+class AlongHeads(AlongSamples):
+    """Fits where there are as many samples as heads, or one sample."""
+
+    def shaped(self, keep: Tensor) -> Tensor:
+        return keep[:, None, :] if len(keep) in (1, HEADS) else super().shaped(keep)
+
+
+def fits(*attentions: type[AlongSamples]) -> Target:
+    torch.manual_seed(26)
+    return Target(Encoder(*attentions).eval(), Intent(Mask.full()))  # type: ignore[arg-type]
+
+
 def numbered(*attentions: type[Einsum]) -> Target:
     torch.manual_seed(21)
     return Target(Numbered(*attentions).eval(), Intent(Mask.causal()))
@@ -226,5 +254,25 @@ CASES = (
     *plant(
         "multihead", "documents-leak", "nothing is hidden", *TORCH,
         build=segmented, bad=(Multihead, HidesNothing), good=(Multihead, Multihead),
+    ),
+    *plant(
+        "multihead", "mask-misrouted", "the batch is repeated", *TORCH,
+        build=padded, bad=(Multihead, RepeatsTheBatch), good=(Multihead, Multihead),
+    ),
+    *plant(
+        "matmul", "mask-misrouted", "rows in place of keys", "layers.0",
+        build=encoder, bad=(HidesRows, Matmul), good=(Matmul, Matmul),
+    ),
+    *plant(
+        "matmul", "mask-misrouted", "a position too late", *ONE,
+        build=encoder, bad=(Matmul, HidesOneTooLate), good=(Matmul, Matmul),
+    ),
+    *plant(
+        "matmul", "mask-misrouted", "the samples turned round", *ONE,
+        build=encoder, bad=(Matmul, OtherSamples), good=(Matmul, Matmul),
+    ),
+    *plant(
+        "sdpa", "mask-misrouted", "samples along the heads", *ONE,
+        build=fits, bad=(AlongSamples, AlongHeads), good=(AlongSamples, AlongSamples),
     ),
 )  # fmt: skip

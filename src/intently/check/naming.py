@@ -14,12 +14,13 @@ from intently.report import Cell
 _EXPLAINS = {
     "mask-inverted": (
         "padding-leak", "mask-ignored", "causal-leak", "causal-extra", "window-off-by-one", "window-ignored", "memory-mask-ignored",
-        "documents-leak", "not-finite",
+        "documents-leak", "mask-misrouted", "not-finite",
     ),
     "cross-miswired": (
         "causal-leak", "causal-extra", "padding-leak", "mask-ignored", "memory-mask-ignored", "window-off-by-one",
         "window-ignored",
     ),
+    "mask-misrouted": ("padding-leak", "mask-ignored", "causal-extra", "window-off-by-one", "memory-mask-ignored", "not-finite"),
     "memory-mask-ignored": ("padding-leak", "mask-ignored"),
     "mask-ignored": (
         "padding-leak", "causal-leak", "window-ignored", "documents-leak", "scale-wrong-width", "not-normalized",

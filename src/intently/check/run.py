@@ -20,7 +20,7 @@ from intently.faults import FAULTS, Examination, Suspicion, documents_leak
 from intently.faults.side_channel import FOLLOWED
 from intently.intent import Intent
 from intently.masks import Mask
-from intently.promises import PROMISES, Condition, Trial, conditions_of, documents_isolated, feeds_of
+from intently.promises import PROMISES, Condition, Trial, conditions_of, documents_isolated, equal_case, feeds_of
 from intently.promises.cells import narrow
 from intently.promises.windowed import bites, telling_length
 from intently.report import Cell, Finding, Report, Severity, Verdict
@@ -35,6 +35,7 @@ Progress = Callable[[str, int, int], None]
 LONG = (48, 36)  # positions; tables of positions often hold 64
 MOST_FOR_A_WINDOW = 192  # positions tried at most to go beyond what the windows of all layers reach
 _LONG = "long"
+MOST_HEADS = 8  # for a batch of as many samples
 LENGTH_OF_A_ROW = 9  # positions of a row into which documents are packed
 _PACKED = "packed"
 _SEVERITIES = {"error": 0, "warning": 1, "note": 2}
@@ -59,6 +60,7 @@ class Check:
         self._settle_precision()
         self._refuse_dead()
         plain = self.sites = self._plain_sites()
+        self._add_equal_case(plain)
         self.trial.intent = self.intent = self._intent(plain)
         cells, findings = self._judge(self.trial)
         if self.wanted.fault("not-finite"):
@@ -289,6 +291,14 @@ class Check:
             cause="its output does not depend on its inputs (zero-initialised output projection, or the wrong argument is changed)",
             hint="load trained weights, redraw the zeros, or give inputs= an example call",
         )
+
+    def _add_equal_case(self, sites: Sequence[Site]) -> None:
+        """One more condition, with as many samples as the calls have heads, where the model runs that way."""
+        heads = [s.heads for s in sites if s.heads <= MOST_HEADS]
+        most = max(set(heads), key=heads.count, default=0)
+        equal = equal_case(self.target, self.trial.conditions, most)
+        if equal is not None and _runs(self.trial, equal):
+            self.trial.conditions = (*self.trial.conditions, equal)
 
     def _plain_sites(self) -> tuple[Site, ...]:
         plain = [c for c in self.trial.conditions if c.switch.name == PLAIN.name]

@@ -25,7 +25,7 @@ from intently.promises import (
     windowed,
 )
 from intently.promises.base import Promise
-from intently.promises.trial import Condition, Influence, Layout, Trial, conditions_of, difference, feeds_of
+from intently.promises.trial import Condition, Influence, Layout, Trial, conditions_of, difference, equal_case, feeds_of
 
 PROMISES: dict[str, Promise] = {
     module.PROMISE.name: module.PROMISE
@@ -43,5 +43,6 @@ __all__ = [
     "Trial",
     "conditions_of",
     "difference",
+    "equal_case",
     "feeds_of",
 ]

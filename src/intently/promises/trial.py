@@ -130,17 +130,19 @@ class Trial:
     # -- batches ----------------------------------------------------------------------------------------------------
 
     def kept(self, layout: Layout) -> dict[str, Tensor]:
-        """The masks that a layout passes: sample 0 is the short one."""
+        """The masks that a layout passes: sample 0 is the short one, and sample 1 is a little longer than it."""
         masks = {}
         for name, side in layout.pads.items():
             stream = self.target.stream(name)
             positions = stream.positions(self.lengths[name])
             mask = torch.ones(layout.samples, positions, dtype=torch.bool)
             pads = max(1, min(3, positions // 2))
-            if side == "right":
-                mask[0, -pads:] = False
-            elif side == "left":
-                mask[0, :pads] = False
+            # Different lengths, so that one sample's mask cannot pass for another's.
+            for sample, count in ((0, pads), (1, 1 if pads > 1 else 0))[: layout.samples]:
+                if side == "right":
+                    mask[sample, positions - count :] = False
+                elif side == "left":
+                    mask[sample, :count] = False
             masks[name] = mask
         for stream in self.target.streams:
             if stream.part == "value" and stream.follows in masks:
@@ -401,3 +403,15 @@ def feeds_of(trial: Trial, ways: Sequence[Way]) -> tuple[Condition, ...]:
             if main == "left" and usual.positions:
                 found.append(Condition(PLAIN, layout, replace(in_steps, positions=True)))
     return tuple(found)
+
+
+def equal_case(target: Target, conditions: Sequence[Condition], heads: int) -> Condition | None:
+    """As many samples as heads, where pads lie on the right: a mask may then fit along the wrong axis."""
+    like = next(
+        (c for c in conditions if c.layout.padded and c.layout.samples > 1 and c.switch.name == PLAIN.name), None
+    )
+    padded = sorted((s for s in target.streams if s.padding is not None), key=lambda s: s is not target.main)
+    stream = padded[0].argument if padded else None
+    if stream is None or target.samples or heads < 2 or (like is not None and like.layout.samples == heads):
+        return None
+    return Condition(PLAIN, Layout(f"pads right, batch {heads}", heads, {stream: "right"}))
