@@ -419,3 +419,28 @@ def test_switches_of_a_model():
 def test_torch_layers_are_also_tried_with_gradients():
     (switch,) = [s for s in ready(nn.TransformerEncoderLayer(WIDTH, 3, 20, batch_first=True)).switches if s.gradients]
     assert switch.backend and switch.name == "gradients on"
+
+
+class Reader(nn.Module):
+    """Reads a memory where one is given."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.reads, self.drop = reads, nn.Dropout(0.5)
+        self.own, self.cross = (nn.MultiheadAttention(12, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x, memory=None, memory_key_padding_mask=None):
+        x = x + self.own(x, x, x)[0] + nn.functional.dropout(x, 0.1, training=True)
+        if memory is None or not self.reads:
+            return x
+        return x + self.cross(x, memory, memory, key_padding_mask=memory_key_padding_mask)[0]
+
+
+@pytest.mark.parametrize(("reads", "found"), [(True, ["x", "memory"]), (False, ["x"])])
+def test_an_optional_memory_is_a_stream_where_it_is_read_whatever_is_drawn_at_random(reads, found):
+    target = Target(Reader(reads=reads).eval()).ready()
+    assert [s.argument for s in target.streams] == found
+    assert target.main.argument == "x"
+    if reads:
+        assert target.stream("memory").padding.argument == "memory_key_padding_mask"

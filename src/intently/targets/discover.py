@@ -155,9 +155,38 @@ def _by_trying(target: Target) -> Target:
             streams, error = _first_running(target, bare)
             if error is None:
                 streams = tuple(_with_vocabulary(target, s, streams) for s in streams)
-                return dataclasses.replace(target, streams=streams, output=_output_stream(streams))
+                found = dataclasses.replace(target, streams=streams, output=_output_stream(streams))
+                return _with_optional_memory(found, names)
             first_error = _more_telling(first_error, error)
     raise _cannot_feed(target, names, first_error)
+
+
+_MEMORY = re.compile(
+    r"^(memory|context|cond|condition|conditioning|encoder_(hidden_states|output|out|states)|enc_out)$"
+)
+_MOST_WIDTHS = 8
+
+
+def _with_optional_memory(target: Target, needed: Sequence[str]) -> Target:
+    """The target without optional streams that move nothing, and with an optional memory that is read when it is given."""
+    streams = target.streams
+    for stream in streams if len(streams) > 1 else ():
+        fewer = tuple(s for s in target.streams if s is not stream)
+        without = dataclasses.replace(target, streams=fewer, output=_output_stream(fewer)) if fewer else target
+        if stream.argument not in needed and not moves(target, stream.argument) and attempt(without, fewer) is None:
+            target = without
+    taken = {s.argument for s in target.streams}
+    parameters = signature(target.model)
+    names = [n for n in plain_names(parameters) if _MEMORY.match(n) and n not in taken and n not in target.constants]
+    widths = [target.features] if target.features else _widths_in(target.model)[:_MOST_WIDTHS]
+    for name in names if not any(SIDE.search(t) for t in taken) else ():
+        for width in widths:
+            memory = Stream(name, "features", width=width, sequence_first=sequence_first(target.model))
+            wider = dataclasses.replace(target, streams=(*target.streams, memory), output=target.main.argument)
+            if attempt(wider, wider.streams) is None:
+                target = wider if moves(wider, name) else target
+                break
+    return target
 
 
 def _first_running(target: Target, bare: tuple[Stream, ...]) -> tuple[tuple[Stream, ...], Exception | None]:
