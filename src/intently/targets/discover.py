@@ -50,6 +50,7 @@ _LENGTH_TRIED = (7, 6, 8, 5, 9, 10, 12, 16)
 
 def discover(target: Target) -> Target:
     """The target with its streams and switches; raises `CannotCheck` with what was tried when nothing runs."""
+    target = _without_pipeline(target)
     model = target.model
     if type(model).__name__ == "ExportedProgram" and type(model).__module__.startswith("torch."):
         from intently.targets import exported
@@ -70,6 +71,17 @@ def discover(target: Target) -> Target:
     found = with_tellings(found)
     found = dataclasses.replace(found, model=model)
     return dataclasses.replace(found, switches=(*found.switches, *switches_of(model, found)))
+
+
+def _without_pipeline(target: Target) -> Target:
+    """The model of a transformers pipeline, with a note about how its tokenizer pads; any other target as it is."""
+    module = sys.modules.get("transformers.pipelines")
+    if module is None or not isinstance(target.model, module.Pipeline):
+        return target
+    side = getattr(target.model.tokenizer, "padding_side", None)
+    notes = (f"the model of a pipeline was checked; its tokenizer pads on the {side}",) if side else ()
+    name = target.name or type(target.model.model).__name__
+    return dataclasses.replace(target, model=target.model.model, name=name, notes=(*target.notes, *notes))
 
 
 def private(model: Any) -> Any:
