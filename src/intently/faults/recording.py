@@ -35,7 +35,8 @@ def hooked(root: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
         if not isinstance(m, torch.jit.ScriptModule)
     ]
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):  # a hook is our code, which no compiler is to read
+            yield
     finally:
         for handle in handles:
             handle.remove()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from intently.errors import CannotCheck
 from intently.sites import sequence_first
+from intently.targets.compiled import NOTE, is_compiled
 from intently.targets.key_masks import stream_of_mask, with_padding
 from intently.targets.lookup_watch import LookupWatch
 from intently.targets.packing import needed_tellings, stated_length, with_tellings
@@ -70,7 +71,8 @@ def discover(target: Target) -> Target:
     found = with_padding(_from_example(probe) if target.inputs is not None else _by_trying(probe))
     found = with_tellings(found)
     found = dataclasses.replace(found, model=model)
-    return dataclasses.replace(found, switches=(*found.switches, *switches_of(model, found)))
+    notes = (*found.notes, NOTE) if is_compiled(model) else found.notes
+    return dataclasses.replace(found, switches=(*found.switches, *switches_of(model, found)), notes=notes)
 
 
 def _without_pipeline(target: Target) -> Target:

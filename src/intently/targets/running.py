@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from intently.errors import CannotCheck
 from intently.sites import Edit, Settings, Site, Sizes, named_arguments, tracing
+from intently.targets.compiled import staying_compiled
 from intently.targets.feeding import Feed, Held, Way, pieces, unremembered
 from intently.targets.generating import beside
 from intently.targets.program import Program
@@ -223,7 +224,8 @@ class Runner:
     def _context(self, switch: Switch, seed: int) -> Iterator[None]:
         self.forwards += 1
         before = torch.get_default_dtype()
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), switch.enter(self.model):
+        compiling = staying_compiled(self.model)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), compiling, switch.enter(self.model):
             warnings.simplefilter("ignore")
             torch.manual_seed(seed)
             if self.dtype in (torch.float64, torch.float32):

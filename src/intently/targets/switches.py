@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from intently.targets.compiled import is_compiled, uncompiled
+
 if TYPE_CHECKING:
     from intently.targets.target import Switch, Target
 
@@ -26,6 +28,8 @@ def switches_of(model: Any, target: Target) -> Iterator[Switch]:
     """The switches that a model's signature, attributes and layers offer."""
     from intently.targets.target import Switch
 
+    if is_compiled(model):
+        yield uncompiled()
     if any(s.backend for s in target.switches):
         return
     function = model.forward if isinstance(model, nn.Module) else model
