@@ -210,6 +210,15 @@ class AlongHeads(AlongSamples):
         return keep[:, None, :] if len(keep) in (1, HEADS) else super().shaped(keep)
 
 
+class StrictlyBefore(Fused):
+    """Hides the diagonal too, so that the first query sees nothing."""
+
+    def seen(self, seen: Tensor, keep: Tensor | None) -> Tensor:
+        before = ~torch.eye(seen.shape[-1], dtype=torch.bool)
+        before[0, 0] = True
+        return super().seen(seen & before, keep)
+
+
 def fits(*attentions: type[AlongSamples]) -> Target:
     torch.manual_seed(26)
     return Target(Encoder(*attentions).eval(), Intent(Mask.full()))  # type: ignore[arg-type]
@@ -254,6 +263,10 @@ CASES = (
     *plant(
         "multihead", "documents-leak", "nothing is hidden", *TORCH,
         build=segmented, bad=(Multihead, HidesNothing), good=(Multihead, Multihead),
+    ),
+    *plant(
+        "sdpa", "causal-extra", "the diagonal is hidden", *ONE,
+        build=restarting, bad=(Fused, StrictlyBefore), good=(Fused, Fused),
     ),
     *plant(
         "multihead", "mask-misrouted", "the batch is repeated", *TORCH,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from intently.edits import see
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination, Look, triangle_missing
 from intently.faults.mask_inverted import inverted_keys, inverted_order
+from intently.faults.mask_misrouted import misrouted
 
 
 def is_triangle(look: Look) -> bool:
@@ -31,19 +33,34 @@ def is_triangle(look: Look) -> bool:
     return False
 
 
+def _own(look: Look) -> Tensor:
+    """bool `[batch, heads, query, key]`: the query's own key."""
+    own = torch.ones(look.site.queries, look.site.keys, dtype=torch.bool)
+    return (
+        own.tril(look.site.keys - look.site.queries).triu(look.site.keys - look.site.queries).expand(look.missing.shape)
+    )
+
+
 def look(seen: Examination) -> Iterator[Suspicion]:
     for each in seen.looks():
-        if not each.comparable or not each.missing.any() or not is_triangle(each):
+        if not each.comparable or not each.missing.any():
             continue
-        if inverted_keys(each) or inverted_order(each):
+        triangle = is_triangle(each)
+        if not triangle and (seen.breaks("windowed", each.condition) or not seen.breaks("sees-all", each.condition)):
+            continue  # a band too narrow has a name of its own; and what no output misses may be meant
+        if inverted_keys(each) or inverted_order(each) or misrouted(each):
             continue
         pairs = each.missing
+        own = bool(_own(each)[pairs].all())
+        what = "queries do not see their own keys:" if own else "a triangle hides" if triangle else "the mask hides"
+        # A query that sees nothing at all averages over everything, or is not a number.
+        broken = [p for p in FAULT.promises if seen.breaks(p, each.condition)]
         yield Suspicion(
             fault=FAULT,
-            promise="sees-all",
+            promise=(broken or ["sees-all"])[0],
             site=each.site,
             heads=each.heads_where(pairs),
-            message=f"a triangle hides {int(pairs.sum())} keys that are meant to be seen; the mask really used is: {each.site.mask}",
+            message=f"{what} {int(pairs.sum())} {'pairs' if own else 'keys'} that are meant to be seen; the mask really used is: {each.site.mask}",
             witness=each.witness(pairs, "query {query} gives weight {weight} to key {key}, which it is meant to see"),
             repair=lambda site, batch: see(lambda s: seen.wanted(s, batch))(site),
             condition=each.condition.name,
@@ -53,9 +70,9 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 FAULT = Fault(
     name="causal-extra",
     stage="mask",
-    promises=("sees-all", "windowed"),
+    promises=("sees-all", "causal", "padding-inert", "windowed"),
     severity="error",
-    summary="A triangle hides later keys where attention is meant to see both ways.",
+    summary="A triangle hides later keys where attention is meant to see both ways, or the mask hides more than the intent says.",
     symptom="The first positions of an encoder or of cross-attention know almost nothing; quality is a little worse everywhere.",
     why_silent="A causal encoder trains. Often it happens only without a mask and at batch 1, where nobody tests.",
     fix="Pass is_causal=False (or no triangle) to encoder and cross-attention, whether a mask is given or not.",

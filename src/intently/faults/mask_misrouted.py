@@ -122,7 +122,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
 FAULT = Fault(
     name="mask-misrouted",
     stage="mask",
-    promises=("padding-inert", "sees-all", "memory-respected", "finite"),
+    promises=("padding-inert", "sees-all", "memory-respected", "causal", "finite"),
     severity="error",
     summary="The key mask is broadcast or reshaped along the wrong axis: another sample's, the rows' instead of the keys', or shifted.",
     symptom="Samples are masked by the lengths of their neighbours; results depend on the order within the batch.",
