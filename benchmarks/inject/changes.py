@@ -73,9 +73,10 @@ def _grouped(site: SiteRecord) -> bool:
 
 
 def _order(visible: Tensor, diagonal: int = 0) -> Tensor:
-    """The triangle of a call whose queries are the last ones of its keys."""
+    """The triangle of a call, placed by the latest key that a query sees: behind it there may be room for more."""
     queries, keys = visible.shape[-2:]
-    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries + diagonal)
+    numbers = torch.where(visible, torch.arange(keys), -keys).amax(-1) - torch.arange(queries)
+    return torch.ones(queries, keys, dtype=torch.bool).tril(int(numbers.amax()) + diagonal)
 
 
 def _real(visible: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ CHANGES = (
     Change("triangle dropped", frozenset({"causal-leak"}), _causal, sees=_real),
     Change("triangle shifted by one", frozenset({"causal-leak"}), _causal, sees=_one_more),
     Change("triangle added", frozenset({"causal-extra"}), _both_ways, sees=lambda v: v & _order(v)),
-    Change("key mask dropped", PADDING, _causal, sees=lambda v: _order(v).expand(v.shape)),
+    Change("key mask dropped", PADDING, _causal, sees=lambda v: _order(v).expand(v.shape), least=1),
     Change("key mask dropped, both ways", PADDING, _both_ways, sees=torch.ones_like),
     Change("mask inverted", frozenset({"mask-inverted"}), _self, sees=torch.logical_not),
     Change("window dropped", frozenset({"window-ignored"}), _windowed, sees=lambda v: _order(v) & _real(v)),
@@ -129,6 +130,11 @@ CHANGES = (
     Change("cache offset", frozenset({"cache-misaligned"}), _causal, sees=_top_left, least=1, stepping=True),
     Change("softcap dropped", frozenset({"bias-ignored"}), _self, uncapped=True, least=1),
 )  # fmt: skip
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """A fill that stays a number where a softmax rounds its logits to float32: a row that sees nothing is then even."""
+    return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
 
 
 def spread(mask: Any, causal: bool, queries: int, keys: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from benchmarks.inject.changes import HIDDEN, Change, spread
+from benchmarks.inject.changes import HIDDEN, Change, lowest, spread
 from intently.report import SiteRecord
 
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "__matmul__")
@@ -98,7 +98,7 @@ class Planted(TorchFunctionMode):
             visible = logits > HIDDEN
             slope = _slope(scores, logits, visible)
             plain = torch.where(visible, logits, slope * scores.reshape(logits.shape))
-            logits = plain.masked_fill(~self.change.sees(visible), torch.finfo(logits.dtype).min)
+            logits = plain.masked_fill(~self.change.sees(visible), lowest(logits.dtype))
         given = dict(kwargs)
         rest = list(args[1:])
         if self.change.axis != -1:
@@ -130,7 +130,7 @@ class Planted(TorchFunctionMode):
         visible, bias = spread(given.get("attn_mask"), bool(given.get("is_causal")), queries, keys, query.dtype)
         if self.change.sees is not None:
             wanted = self.change.sees(visible)
-            hidden = torch.zeros(wanted.shape, dtype=query.dtype).masked_fill(~wanted, torch.finfo(query.dtype).min)
+            hidden = torch.zeros(wanted.shape, dtype=query.dtype).masked_fill(~wanted, lowest(query.dtype))
             given["attn_mask"], given["is_causal"] = bias + hidden, False
         if self.change.axis != -1:
             return self._over_queries(given, visible, bias)
@@ -142,7 +142,7 @@ class Planted(TorchFunctionMode):
             key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
         scale = given.get("scale") or query.shape[-1] ** -0.5
         logits = torch.matmul(query, key.transpose(-1, -2)) * scale + bias
-        logits = logits.masked_fill(~visible, torch.finfo(query.dtype).min)
+        logits = logits.masked_fill(~visible, lowest(query.dtype))
         return torch.matmul(F.softmax(logits, dim=self.change.axis), value)
 
 

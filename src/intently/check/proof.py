@@ -62,6 +62,14 @@ class Prover:
             first_note = first_note or note
         return False, first_note
 
+    def follows(self, suspicion: Suspicion, everyone: Sequence[Suspicion]) -> bool:
+        """Whether two runs part outside every call only because of calls at fault: repaired in both, the runs agree."""
+        if suspicion.site is not None or suspicion.promise not in BETWEEN_RUNS:
+            return False
+        others = [s for s in everyone if s.repair is not None and s.site is not None and not (s.undoes or s.informs)]
+        condition = self.trial.named(suspicion.condition)
+        return bool(others) and self.verdict(suspicion.promise, condition, others) == "kept"
+
     def _conditions(self, suspicion: Suspicion) -> list[Condition]:
         """The condition that showed the fault, then others that break its promise without a switch."""
         first = self.trial.named(suspicion.condition)
@@ -161,7 +169,7 @@ class Prover:
         key = (promise, condition.name, tuple(sorted((s.fault.name, s.site.key_name) for s in suspicions if s.site)))
         if key not in self._verdicts:
             repaired = self.trial.repaired(edits_of(suspicions), [condition])
-            if promise in BETWEEN_RUNS and condition.switch.name != PLAIN.name:
+            if undo and promise in BETWEEN_RUNS and condition.switch.name != PLAIN.name:
                 repaired.assume(Condition(PLAIN, condition.layout), self.trial)
             try:
                 found = [c for c in PROMISES[promise].try_on(repaired) if c.condition == condition.name]

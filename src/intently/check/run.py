@@ -71,8 +71,9 @@ class Check:
             more, found = self._judge(trial)
             names = {c.name for c in conditions}
             cells += [replace(c, note=c.note or "in float32") for c in more if c.condition in names]
-            known = {(f.fault, f.site) for f in findings}
-            findings += [f for f in found if f.condition in names and (f.fault, f.site) not in known]
+            # A call that has its name keeps it: what the same promise shows of it here is told already.
+            known = {(name, f.site) for f in findings for name in (f.fault, f.promise)}
+            findings += [f for f in found if f.condition in names and not {(f.fault, f.site), (f.promise, f.site)} & known]
         packing = self._packed()
         if packing is not None:
             more, found = self._judge_packed(packing)
@@ -171,6 +172,7 @@ class Check:
         suspicions = suspects(Examination(trial, tuple(cells)))
         self.phase = "proving"
         prover = Prover(trial, cells)
+        suspicions = [s for s in suspicions if not prover.follows(s, suspicions)]
         # What is not wanted is not told, but its repairs still take part: it must not pass for something else.
         told = [s for s in suspicions if self.wanted.fault(s.fault.name) and self.wanted.promise(s.promise)]
         findings = [_finding(s, *prover.prove(s, suspicions)) for s in told]
