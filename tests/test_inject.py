@@ -45,6 +45,7 @@ def rows(text: str) -> Tensor:
         ("triangle shifted by one", "1000 1100 1110 1111", "1100 1110 1111 1111"),
         ("triangle added", "1111 1111 1111 1111", "1000 1100 1110 1111"),
         ("key mask dropped", "1000 1100 1100 1100", "1000 1100 1110 1111"),
+        ("key mask dropped", "0100 0110", "1100 1110"),  # two queries after a pad and one key; room for one more behind
         ("mask inverted", "1000 1100 1110 1111", "0111 0011 0001 0000"),
         ("window dropped", "1000 1100 0110 0011", "1000 1100 1110 1111"),
         ("window widened", "1000 1100 0110 0011", "1000 1100 1110 0111"),

@@ -72,11 +72,15 @@ def _grouped(site: SiteRecord) -> bool:
     return 1 < site.kv_heads < site.heads
 
 
+def _tril(visible: Tensor, diagonal: int = 0) -> Tensor:
+    return torch.ones(visible.shape[-2:], dtype=torch.bool).tril(diagonal)
+
+
 def _order(visible: Tensor, diagonal: int = 0) -> Tensor:
     """The triangle of a call, placed by the latest key that a query sees: behind it there may be room for more."""
     queries, keys = visible.shape[-2:]
     numbers = torch.where(visible, torch.arange(keys), -keys).amax(-1) - torch.arange(queries)
-    return torch.ones(queries, keys, dtype=torch.bool).tril(int(numbers.amax()) + diagonal)
+    return _tril(visible, int(numbers.amax()) + diagonal)
 
 
 def _real(visible: Tensor) -> Tensor:
@@ -96,8 +100,7 @@ def _wider(visible: Tensor) -> Tensor:
 
 
 def _top_left(visible: Tensor) -> Tensor:
-    queries, keys = visible.shape[-2:]
-    return visible & torch.ones(queries, keys, dtype=torch.bool).tril()
+    return visible & _tril(visible)
 
 
 def _times(factor: Callable[[SiteRecord], float]) -> Callable[[SiteRecord], float]:
@@ -110,7 +113,7 @@ PADDING = frozenset({"padding-leak", "mask-ignored"})
 CHANGES = (
     Change("triangle dropped", frozenset({"causal-leak"}), _causal, sees=_real),
     Change("triangle shifted by one", frozenset({"causal-leak"}), _causal, sees=_one_more),
-    Change("triangle added", frozenset({"causal-extra"}), _both_ways, sees=lambda v: v & _order(v)),
+    Change("triangle added", frozenset({"causal-extra"}), _both_ways, sees=lambda v: v & _tril(v)),
     Change("key mask dropped", PADDING, _causal, sees=lambda v: _order(v).expand(v.shape), least=1),
     Change("key mask dropped, both ways", PADDING, _both_ways, sees=torch.ones_like),
     Change("mask inverted", frozenset({"mask-inverted"}), _self, sees=torch.logical_not),

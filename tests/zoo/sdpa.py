@@ -297,6 +297,11 @@ class LooksWithoutPads(Attention):
         return (q @ k.mT / self.d**0.5).masked_fill(~seen, torch.finfo(q.dtype).min).softmax(-1) @ v
 
 
+class PadsOnBothPaths(OnlyCausal, LooksWithoutPads):
+    """Pads are seen whether weights are asked for or not; what stands in them then differs, for a clean layer before it
+    gives rows that see nothing a mean here and zeros there."""
+
+
 class LooksWithoutTriangle(Attention):
     def shown(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None) -> Tensor:
         return (q @ k.mT / self.d**0.5).softmax(-1) @ v
@@ -402,6 +407,14 @@ CASES = (
         "causal-extra", "is_causal over the memory", "layers.1#1", build=stack, bad=(R, ReadsCausally), good=(R, R)
     ),
     *planted("padding-leak", "is_causal alone", *ONE, build=decoder, bad=(A, OnlyCausal), good=(A, A)),
+    *planted(
+        "padding-leak",
+        "on two paths, before which pads differ",
+        *ONE,
+        build=showing,
+        bad=(A, PadsOnBothPaths),
+        good=(A, A),
+    ),
     *planted(
         "padding-leak", "is_causal alone, everywhere", *ALL, build=decoder, bad=(OnlyCausal, OnlyCausal), good=(A, A)
     ),

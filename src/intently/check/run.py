@@ -73,7 +73,9 @@ class Check:
             cells += [replace(c, note=c.note or "in float32") for c in more if c.condition in names]
             # A call that has its name keeps it: what the same promise shows of it here is told already.
             known = {(name, f.site) for f in findings for name in (f.fault, f.promise)}
-            findings += [f for f in found if f.condition in names and not {(f.fault, f.site), (f.promise, f.site)} & known]
+            findings += [
+                f for f in found if f.condition in names and not {(f.fault, f.site), (f.promise, f.site)} & known
+            ]
         packing = self._packed()
         if packing is not None:
             more, found = self._judge_packed(packing)
