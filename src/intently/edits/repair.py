@@ -309,14 +309,14 @@ def turn_again(wanted: Callable[[Site], tuple[Tensor, Tensor] | None]) -> Repair
     """Turn queries and keys by the wanted maps, `[batch, heads, position, width, width]` each, in place of their own."""
 
     def repair(site: Site) -> Replacement | None:
-        tensors, own = site.tensors, (site.rotation("query"), site.rotation("key"))
-        maps = wanted(site)
+        tensors, maps = site.tensors, wanted(site)
+        query, key = site.rotation("query"), site.rotation("key")
         if maps is None or tensors is None or tensors.scores is None or tensors.logits is None or site.scale is None:
             return None
-        if tensors.query is None or tensors.key is None or own[0] is None or own[1] is None:
+        if tensors.query is None or tensors.key is None or query is None or key is None:
             return None
         turned = []
-        for rows, now, right in zip((tensors.query, tensors.key), own, maps, strict=True):
+        for rows, now, right in zip((tensors.query, tensors.key), (query, key), maps, strict=True):
             before = torch.linalg.solve(now.maps, rows.double()[..., None])
             turned.append((right @ before)[..., 0])
         scores = turned[0] @ turned[1].mT

@@ -141,7 +141,7 @@ class Memory:
         own = _read_by(site, "key", batch)
         target = self.trial.target
         sources, main = {s.argument for s in target.sources}, target.main.argument
-        for origins, tensor in reversed(site.tensors.ready.items()):
+        for origins, tensor in reversed(list(site.tensors.ready.items())):
             if own is not None and origins & sources and main not in origins and tensor.shape[-1] == own.shape[-1]:
                 return tensor if tensor.shape[0] == batch.samples else tensor.transpose(0, 1)
         return None

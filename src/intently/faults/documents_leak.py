@@ -66,7 +66,9 @@ def left_to_the_caller(seen: Examination) -> bool:
 def _apart(seen: Examination, site: Site, batch: Batch) -> Tensor | None:
     """What the call saw, less the keys of other documents."""
     together = seen.trial.target.together
-    return site.visible & together if site.visible is not None else seen.wanted(site, batch)
+    if site.visible is None or together is None:
+        return seen.wanted(site, batch)
+    return site.visible & together
 
 
 def _switched_off(seen: Examination, condition) -> Suspicion:

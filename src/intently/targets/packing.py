@@ -26,13 +26,15 @@ def split(length: int) -> tuple[int, ...]:
 def needed_tellings(target: Target) -> tuple[Telling, ...]:
     """Arguments about documents that the model cannot do without, by their names alone."""
     parameters = signature(target.model)
-    forms = {n: form_of_telling(n) for n in plain_names(parameters)}
-    if all(forms.values()):
+    names = plain_names(parameters)
+    found = ((name, form_of_telling(name)) for name in names)
+    forms: list[tuple[str, TellingForm]] = [(name, form) for name, form in found if form is not None]
+    if len(forms) == len(names):
         return ()  # nothing else carries content
     return tuple(
         Telling(name, form, optional=False)
-        for name, form in forms.items()
-        if form is not None and parameters[name].default is inspect.Parameter.empty
+        for name, form in forms
+        if parameters[name].default is inspect.Parameter.empty
     )
 
 
