@@ -119,6 +119,31 @@ def test_positions_that_nobody_can_pass_make_an_error() -> None:
     assert [f.severity for f in report.findings if f.promise == "cache-equal"] == ["error"]
 
 
+class OneByOne(FromZero):
+    """Takes a state up in steps of one token alone, as some recurrent layers do."""
+
+    def forward(
+        self, tokens: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        cache: tuple[Tensor, Tensor, Tensor] | None = None,
+    ):  # fmt: skip
+        before = 0 if cache is None else cache[0].shape[2]
+        places = torch.arange(before, before + tokens.shape[1])[None] if position_ids is None else position_ids
+        mixed = self.embed(tokens).cumsum(1)
+        if cache is not None and tokens.shape[1] == 1:
+            mixed = mixed + cache[2]
+        logits, held = super().forward(tokens, attention_mask, places, None if cache is None else cache[:2])
+        return logits + mixed @ self.embed.weight.T, (*held, mixed[:, -1:])
+
+
+def test_positions_are_blamed_only_where_passing_them_helps() -> None:
+    report = check(Target(OneByOne().eval(), Intent(Mask.causal()), tokens=VOCABULARY))
+    assert cells(report)["cached: prefill and steps"].verdict == "kept"
+    assert cells(report)["cached: chunks of 3"].verdict == "broken"
+    found = [f for f in report.findings if f.promise == "cache-equal"]
+    assert [f.severity for f in found] == ["error"]
+    assert "position_ids" not in found[0].message
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "bloom"])
 def test_released_models_keep_it_with_every_cache(name: str) -> None:
     report = check(tiny(name))

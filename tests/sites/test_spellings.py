@@ -217,6 +217,20 @@ def test_views_without_the_transpose_are_seen():
     assert set(site.rows.scrambled) >= {"query", "key", "value"} and not site.rows.are_tokens
 
 
+@pytest.mark.parametrize("transposed", [True, False])
+def test_an_output_projection_may_have_weights_for_each_head(transposed):
+    class Grouped(s.Written):
+        def forward(self, x):
+            q, k = (p(x).unflatten(-1, (s.HEADS, s.WIDTH)).transpose(1, 2) for p in (self.q, self.k))
+            y = self.mix(q, k, self.v(x).unflatten(-1, (s.HEADS, s.VALUE)).transpose(1, 2))
+            y = (y.transpose(1, 2) if transposed else y).reshape(-1, s.HEADS, s.VALUE).transpose(0, 1)
+            weight = self.out.weight.T.reshape(s.HEADS, s.VALUE, -1)
+            return torch.bmm(y, weight).sum(0).unflatten(0, x.shape[:2])
+
+    (site,) = find(Grouped(s.by_operator).eval(), s.content())
+    assert site.rows.scrambled == (() if transposed else ("output",))
+
+
 @pytest.mark.parametrize(("dim", "axis"), [(-2, "queries"), (1, "heads"), (0, "batch")])
 def test_a_softmax_over_another_axis_is_told(dim, axis):
     def mix(q, k, v):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -121,8 +121,14 @@ def _in_steps(condition: Condition) -> bool:
 
 def _with_positions(seen: Examination, condition: Condition) -> str:
     """What to say where passing the positions is all that it needs: then it depends on the caller."""
+
+    def without(given: Condition) -> Condition:
+        assert given.feed is not None
+        return replace(given, feed=replace(given.feed, positions=False))
+
     given = [c for c in seen.trial.fed if c.feed is not None and c.feed.positions and not seen.breaks("cache-equal", c)]
-    if condition.feed is None or condition.feed.positions or condition.feed.new or not given:
+    cured = any(seen.breaks("cache-equal", without(c)) for c in given)
+    if condition.feed is None or condition.feed.positions or condition.feed.new or not cured:
         return ""
     return f"with {condition.feed.way.positions} passed the promise is kept, so that without them a step counts its positions from 0"
 

@@ -75,8 +75,12 @@ class Call:
         self.site = replace(self.site, dropout=site.dropout if change.dropout is None else change.dropout)
         return output
 
-    def merged_at(self, node: Node, features: Sequence[int]) -> None:
-        """Check that the heads of the output lie side by side, token by token, where a projection reads them."""
+    def merged_at(self, node: Node, features: Sequence[int], groups: Sequence[int] = ()) -> None:
+        """Check that the heads of the output lie side by side, token by token, where a projection reads them.
+
+        `features` are the axes that it sums over; `groups` those along which it has weights of their own, each for
+        some of the heads.
+        """
         if self.node is None or self.site.rows.over_batch or self.replaced or self.folded:
             return
         shape = self.node.shape
@@ -94,7 +98,8 @@ class Call:
         first = torch.where(ours, tokens, tokens.max()).amin(-1, keepdim=True)
         mixed = bool(((tokens != first) & ours).any())
         if merged is not None:
-            flat = merged.movedim(list(features), last).flatten(-len(features)).flatten(0, -2)
+            read = [*groups, *features]
+            flat = merged.movedim(read, list(range(-len(read), 0))).flatten(-len(read)).flatten(0, -2)
             known = flat[(flat >= 0).any(-1)]  # other calls' outputs may be stacked beside this one's
             first = known[:1]
             mixed = mixed or bool(((known != first) & (known >= 0) & (first >= 0)).any())

@@ -382,7 +382,8 @@ class Tracer(TorchFunctionMode):
             # The axes that a projection sums over are one token's features: the last one, or those an einsum names.
             labels = read[0] if read is not None and len(read[0]) == len(source.shape) else ()
             features = [i for i, a in enumerate(labels) if a not in read[1]] if read is not None else []
-            call.merged_at(source, features or [len(source.shape) - 1])
+            groups = [i for i, a in enumerate(labels) if a in read[1] and a in read[2]] if read is not None else []
+            call.merged_at(source, features or [len(source.shape) - 1], groups)
 
     def _divided(self, node: Node, args: Any) -> None:
         """`(exp(x) @ v) / exp(x).sum()`: the softmax was finished after the product."""
