@@ -47,13 +47,19 @@ def honest_causal(q, k, v):
     return (q @ k.mT * s.SCALE).masked_fill(s.future(q), float("-inf")).softmax(-1) @ v
 
 
+# What can be said of a model of vectors without a mask, a cache, an order or a second sequence, under a full intent.
+SPOKEN_OF = {
+    "sees-all", "batch-independent", "repeatable", "observer-neutral", "finite", "backends-agree", "scaled", "normalized",
+    "responsive",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize("mix", [s.by_operator, s.by_einsum_heads_last, s.fused], ids=lambda m: m.__name__)
 def test_an_honest_model_keeps_them_all(promise, mix):
-    silent = ("causal", "padding-inert", "memory-respected", "grouped", "knobs-live")
-    if promise == "affordable" and mix is not s.fused:
+    if promise == "affordable":
         return  # right, and dearer than it need be: see test_numerics
-    assert verdicts(target(mix), promise) == {"not-applicable" if promise in silent else "kept"}
+    assert verdicts(target(mix), promise) == {"kept" if promise in SPOKEN_OF else "not-applicable"}
 
 
 @pytest.mark.parametrize("promise", PROMISES)
