@@ -17,7 +17,10 @@ from intently.faults import FAULTS
 DOCS = Path(__file__).parents[1] / "docs"
 MECHANISM = DOCS / "mechanism"
 PAGES = sorted(path.stem for path in MECHANISM.glob("*.md"))
-STAGE_PAGES = {"project": "project", "mask": "mask-and-scale", "scale": "mask-and-scale", "normalize": "normalize"}
+STAGE_PAGES = {
+    "project": "project", "score": "score", "mask": "mask-and-scale", "scale": "mask-and-scale", "normalize": "normalize",
+    "aggregate": "aggregate",
+}  # fmt: skip
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 

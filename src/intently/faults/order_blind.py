@@ -45,7 +45,7 @@ from intently import Intent, Mask, Target
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.place, self.qkv = nn.Embedding(23, 16), nn.Embedding(64, 16), nn.Linear(16, 48)
+        self.embed, self.qkv = nn.Embedding(23, 16), nn.Linear(16, 48)
 
     def forward(self, ids):
         x = self.embed(ids)
