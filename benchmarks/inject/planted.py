@@ -57,6 +57,8 @@ class Planted(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             return self._fused(func, args, kwargs)
         if name in _PRODUCTS:
+            if "batch1" in kwargs:
+                args, kwargs = (*args, kwargs["batch1"], kwargs["batch2"]), _without(kwargs, "batch1", "batch2")
             return self._product(func, args, kwargs, 1 if name == "baddbmm" else 0)
         if name == "softmax" and self.scores is not None and args[0].shape[-2:] == self.scores.shape[-2:]:
             return self._softmax(func, args, kwargs)
@@ -96,7 +98,7 @@ class Planted(TorchFunctionMode):
             return func(*args, **kwargs)
         if self.change.sees is not None:
             visible = logits > HIDDEN
-            slope = _slope(scores, logits, visible)
+            slope = self._slope(scores, logits, visible)
             plain = torch.where(visible, logits, slope * scores.reshape(logits.shape))
             logits = plain.masked_fill(~self.change.sees(visible), lowest(logits.dtype))
         given = dict(kwargs)
@@ -108,6 +110,14 @@ class Planted(TorchFunctionMode):
                 given["dim"] = self.change.axis
         weights = func(logits, *rest, **given)
         return F.dropout(weights, self.change.drop, training=True) if self.change.drop else weights
+
+    def _slope(self, scores: Tensor, logits: Tensor, visible: Tensor) -> float:
+        """The factor between a call's scores and its logits: the call's own, or 1 where it was put in before."""
+        s, g = scores.reshape(logits.shape)[visible].double(), logits[visible].double()
+        s, g = s - s.mean(), g - g.mean()
+        fitted = float((s * g).sum() / (s * s).sum().clamp_min(1e-30))
+        own = self.site.scale
+        return fitted if own is None else min(1.0, own, key=lambda f: abs(f - fitted))
 
     def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -146,8 +156,5 @@ class Planted(TorchFunctionMode):
         return torch.matmul(F.softmax(logits, dim=self.change.axis), value)
 
 
-def _slope(scores: Tensor, logits: Tensor, visible: Tensor) -> Tensor:
-    """The factor between a call's scores and its logits, from pairs that are seen."""
-    s, g = scores.reshape(logits.shape)[visible], logits[visible]
-    s, g = s - s.mean(), g - g.mean()
-    return (s * g).sum() / (s * s).sum().clamp_min(1e-30)
+def _without(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {n: v for n, v in given.items() if n not in names}

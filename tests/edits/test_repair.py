@@ -113,6 +113,34 @@ def test_see_clean_takes_out_what_a_faulty_mask_added():
     becomes(tiny, edits.see(lambda site: torch.arange(s.LENGTH) < 4, clean=True), meant)
 
 
+def capped(q, k, v):
+    return (0.5 * torch.tanh(q @ k.mT * s.SCALE / 0.5)).softmax(-1) @ v
+
+
+def capped_causal(q, k, v):
+    return (0.5 * torch.tanh(q @ k.mT * s.SCALE / 0.5)).masked_fill(s.future(q), -1e9).softmax(-1) @ v
+
+
+def test_see_caps_what_it_opens():
+    becomes(capped_causal, edits.see(lambda site: TRIANGLE | True), capped)
+
+
+PADS = torch.tensor([[False] * 3 + [True] * 2, [False] * 4 + [True]])[:, None, None]
+
+
+def pads_without_bias(q, k, v):
+    distance = torch.arange(s.LENGTH)[:, None] - torch.arange(s.LENGTH)
+    return (q @ k.mT * s.SCALE - 3.0 * distance.abs() * ~PADS).softmax(-1) @ v
+
+
+def pads_hidden(q, k, v):
+    return (q @ k.mT * s.SCALE).masked_fill(PADS, float("-inf")).softmax(-1) @ v
+
+
+def test_see_clean_takes_its_factor_from_keys_that_are_meant_to_be_seen():
+    becomes(pads_without_bias, edits.see(lambda site: ~PADS, clean=True), pads_hidden)
+
+
 def test_softmax_over_keys():
     assert becomes(over_queries, edits.softmax_over_keys(), s.by_operator).normalized_over == "keys"
 

@@ -200,6 +200,15 @@ def test_scaled_one_head_of_three():
     assert cell.error == pytest.approx(1.0, rel=1e-6)  # 1.0 where 0.5 is meant; the others are 1 and ½ of it
 
 
+def test_a_field_of_the_configuration_may_be_the_factor_unless_the_intent_says_it():
+    model = s.Model(s.factor_of_baddbmm)  # 0.125
+    model.config = {"query_pre_attn_scalar": 8}
+    (told,) = cells(of(model, Intent(Mask.full(), scale=0.5)), "scaled").values()
+    (untold,) = cells(of(model), "scaled").values()
+    assert (told.verdict, told.error) == ("broken", pytest.approx(0.75))
+    assert untold.verdict == "kept"
+
+
 @pytest.mark.parametrize(
     ("changed", "error"),
     [(lambda w: w * 0.5, 0.5), (lambda w: w * 1.25, 0.25), (lambda w: w / w.sum(-1, keepdim=True), 0.0)],

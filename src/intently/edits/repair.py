@@ -69,8 +69,11 @@ def weights_for(site: Site, logits: Tensor) -> Tensor:
     return softmax(everything)[..., :-1]
 
 
-def logits_without_mask(site: Site, *, bias: bool = True) -> Tensor:
-    """The logits as they would be with every key seen: the scaled q·k plus any bias, the fills taken out."""
+def logits_without_mask(site: Site, *, plain: Tensor | None = None) -> Tensor:
+    """The logits as they would be with every key seen: the scaled q·k plus any bias, the fills taken out.
+
+    With `plain` nothing but the scaled q·k is left, by the factor that those pairs `[batch, heads, query, key]` show.
+    """
     tensors = site.tensors
     assert tensors is not None
     if tensors.scores is None or tensors.logits is None:
@@ -78,12 +81,16 @@ def logits_without_mask(site: Site, *, bias: bool = True) -> Tensor:
         top = base.amax(-1, keepdim=True)
         return torch.where(base < top - 2 * HIDDEN_NATS, torch.zeros_like(base), base).double()
     if site.scale is not None and site.scale.softcap:
-        logits = tensors.logits.double()
-        return torch.where(logits < -1e3, torch.zeros_like(logits), logits)
+        cap, logits = site.scale.softcap, tensors.logits.double()
+        known = _slope(site, torch.full((logits.shape[1],), math.nan, dtype=torch.float64))
+        capped = cap * torch.tanh(known * tensors.scores.double() / cap)
+        return capped if plain is not None else torch.where(logits < -1e3, capped, logits)
+    if plain is not None:
+        # What was added to the other pairs differs by sample, and must not enter the factor.
+        fit = fit_scale(tensors.scores, tensors.logits.masked_fill(~plain, float("-inf")))
+        return _slope(site, fit.slope) * tensors.scores.double()
     fit = fit_scale(tensors.scores, tensors.logits)
     slope = _slope(site, fit.slope)
-    if not bias:
-        return slope * tensors.scores.double()
     # A row filled as a whole by one number shows no bias of its own.
     filled = (tensors.logits.double() < floor_of(tensors.logits.dtype)).all(-1, keepdim=True)
     added = torch.where((fit.added < -HIDDEN_NATS) | filled, torch.zeros_like(fit.added), torch.nan_to_num(fit.added))
@@ -109,7 +116,7 @@ def see(wanted: Callable[[Site], Tensor | None], *, clean: bool = False) -> Repa
         if mask is None or site.tensors is None or not _fits(mask, site.tensors.weights.shape[0]):
             return None
         mask = mask.expand(site.tensors.weights.shape)
-        logits = logits_without_mask(site, bias=not clean)
+        logits = logits_without_mask(site, plain=mask if clean else None)
         logits = logits.masked_fill(~mask, float("-inf"))
         return Replacement(weights_for(site, logits), logits)
 

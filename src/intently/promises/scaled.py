@@ -71,7 +71,9 @@ def off(trial: Trial, site: Site) -> dict[int, float]:
     if not site.scale.exact and not all(math.isfinite(f) for f in site.scale.factors):
         return {}
     tolerance = 2e-2 if site.scale.exact else 0.1
-    meant = (wanted, *stated_factors(trial.target.model))
+    # Where the intent says the factor itself, no field of a configuration may stand for it.
+    said = trial.intent.scale is not None or site.path in trial.intent.scales
+    meant = (wanted,) if said else (wanted, *stated_factors(trial.target.model))
     return {
         h: f
         for h, f in enumerate(site.scale.factors)
