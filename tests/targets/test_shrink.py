@@ -250,3 +250,9 @@ def test_a_part_of_a_composite_configuration_serves_a_class_made_for_it() -> Non
     assert built.class_name == "Llama4ForCausalLM"
     assert built.config.model_type == "llama4_text"
     assert output(built, example(built)).shape == (2, 7, built.config.vocab_size)
+
+
+def test_a_list_of_runs_is_cut_to_the_layers_that_are_kept() -> None:
+    config = build("gpt_neo").config  # [[["global", "local"], 12]] by default
+    assert config.attention_layers == ["global", "local"]
+    assert config.num_layers == 2

@@ -369,6 +369,8 @@ def _plan_layers(config: Any, sizes: Sizes, others: Mapping[str, Change], scale:
         for other, values in per_layer.items():
             values = others[other].value if other in others else values
             changes[other] = Change(type(values)(values[i] for i in kept), "layers")
+        for other, values in _runs(config, count).items():
+            changes[other] = Change([[[values[i] for i in kept], 1]], "layers")
         if overrides:
             moved = {kept.index(i): _rescale(fields, scale) for i, fields in overrides.items() if i in kept}
             changes["per_layer_config"] = Change(moved, "per layer")
@@ -409,6 +411,21 @@ def _layer_lists(config: Any, count: int) -> tuple[dict[str, Any], dict[str, Any
         elif len(value) == count and count > 1 and not any(isinstance(v, list | tuple | dict) for v in value):
             per_layer[name] = value
     return per_layer, indices
+
+
+def _runs(config: Any, count: int) -> dict[str, list[Any]]:
+    """Fields that list a value a layer as runs, `[[["global", "local"], 12]]`, written out."""
+    found = {}
+    for name, value in vars(config).items():
+        runs = value if isinstance(value, list | tuple) else ()
+        if runs and all(
+            isinstance(r, list | tuple) and len(r) == 2 and isinstance(r[0], list | tuple) and type(r[1]) is int
+            for r in runs
+        ):
+            whole = [each for kinds, times in runs for each in [*kinds] * times]
+            if len(whole) == count:
+                found[name] = whole
+    return found
 
 
 def _layers_to_keep(
