@@ -475,6 +475,27 @@ def torch_encoder(intent: Intent) -> Target:
     return Target(TorchEncoder().eval(), intent, features=WIDTH)
 
 
+class Translator(nn.Module):
+    """torch's own encoder and decoder."""
+
+    def __init__(self, *, triangle: bool) -> None:
+        super().__init__()
+        reader = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+        writer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(reader, 1, enable_nested_tensor=False)
+        self.decoder, self.triangle = nn.TransformerDecoder(writer, 2), triangle
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        later = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).triu(1)
+        return self.decoder(tgt, self.encoder(src), tgt_mask=later if self.triangle else None)
+
+
+def translator(triangle: bool) -> Target:
+    torch.manual_seed(0)
+    model = Translator(triangle=triangle).eval()
+    return Target(model, Intent.encoder_decoder(), features=WIDTH, length=7)
+
+
 TRAPS = (
     Trap(
         "top-left causal as a primitive", lambda: Target(top_left, CAUSAL), lambda: Target(bare, CAUSAL), "causal-leak"
@@ -616,6 +637,7 @@ TRAPS = (
         "causal-leak",
     ),
     Trap("an encoder without any mask", lambda: torch_encoder(FULL), lambda: torch_encoder(CAUSAL), "causal-leak"),
+    Trap("a source as long as the target", lambda: translator(True), lambda: translator(False), "causal-leak"),
     Trap(
         "a decoder that sees both ways, as stated",
         lambda: two(plain, FULL, model=Unpadded),

@@ -9,6 +9,7 @@ from torch import nn
 
 from intently import CannotCheck, Target
 from intently.targets.signature import lengths_for
+from intently.targets.stream import Stream
 from intently.targets.target import call
 
 WIDTH, VOCAB = 12, 23
@@ -444,3 +445,9 @@ def test_an_optional_memory_is_a_stream_where_it_is_read_whatever_is_drawn_at_ra
     assert target.main.argument == "x"
     if reads:
         assert target.stream("memory").padding.argument == "memory_key_padding_mask"
+
+
+def test_free_lengths_keep_clear_of_fixed_ones() -> None:
+    streams = (Stream("wave", "frames", length=7), Stream("before", "tokens"), Stream("after", "tokens"))
+    lengths = lengths_for(streams)
+    assert lengths["wave"] == 7 and len(set(lengths.values())) == 3

@@ -31,7 +31,8 @@ def streams_of(target: Target, lengths: Mapping[str, int], site: Site) -> tuple[
             # A few positions of the model's own (a class token) may run beside the stream's.
             only = reaching[0]
             return only if 0 < count - only.positions(lengths[only.argument]) <= OWN_POSITIONS else None
-        return (fitting or [None])[0]
+        # Sources do not read the main stream: what it reaches besides them runs along it.
+        return target.main if origins and target.main in fitting else (fitting or [None])[0]
 
     return (
         running(site.queries, site.origins.get("query", frozenset())),

@@ -82,7 +82,14 @@ def form_of_telling(argument: str) -> TellingForm | None:
 def lengths_for(streams: Sequence[Stream], base: int = 7) -> dict[str, int]:
     """Different lengths for different streams, so that no axis can be taken for another."""
     own = [s for s in streams if s.follows is None]
-    lengths = {s.argument: s.length or base + 2 * (len(own) - 1 - i) for i, s in enumerate(own)}
+    taken = {s.length for s in own}
+    lengths = {}
+    for i, s in enumerate(own):
+        length = s.length or base + 2 * (len(own) - 1 - i)
+        while not s.length and length in taken:
+            length += 1
+        lengths[s.argument] = length
+        taken.add(length)
     lengths.update({s.argument: lengths[s.follows] for s in streams if s.follows is not None})
     return lengths
 
