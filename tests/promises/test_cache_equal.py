@@ -144,6 +144,26 @@ def test_positions_are_blamed_only_where_passing_them_helps() -> None:
     assert "position_ids" not in found[0].message
 
 
+class HalfWindowed(Base):
+    """Keeps to a window of 3 in steps and chunks, and sees everything before in a whole forward."""
+
+    def forward(self, tokens: Tensor, cache: tuple[Tensor, Tensor] | None = None):
+        before = 0 if cache is None else cache[0].shape[2]
+        x = self.start(tokens, before)
+        q, k, v = self.split(x)
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        seen = aligned(q.shape[2], k.shape[2])
+        return self.end(x, q, k, v, seen if cache is None else seen.triu(before - 2)), (k, v)
+
+
+def test_what_a_named_fault_brings_about_needs_no_other_name() -> None:
+    report = intently.check(Target(HalfWindowed().eval(), Intent(Mask.causal() & Mask.window(3)), tokens=VOCABULARY))
+    assert cells(report)["cached: prefill and steps"].verdict == "broken"
+    assert errors(report) == [("window-ignored", "error", "proven")]
+    assert not [n for n in report.notes if "no fault known" in n]
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "bloom"])
 def test_released_models_keep_it_with_every_cache(name: str) -> None:
     report = check(tiny(name))

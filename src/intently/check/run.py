@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -36,6 +36,7 @@ LONG = (48, 36)  # positions; tables of positions often hold 64
 MOST_FOR_A_WINDOW = 192  # positions tried at most to go beyond what the windows of all layers reach
 _LONG = "long"
 MOST_HEADS = 8  # for a batch of as many samples
+MOST_TO_CURE = 2  # conditions of a broken promise under which all repairs are tried together
 LENGTH_OF_A_ROW = 9  # positions of a row into which documents are packed
 _PACKED = "packed"
 _SEVERITIES = {"error": 0, "warning": 1, "note": 2}
@@ -54,6 +55,10 @@ class Check:
         self.phase, self.done, self.total = "trying promises", 0, 1
         self.double: tuple[Trial, list[Condition]] | None = None  # what only float64 turns into NaN
         self.aside: tuple[Trial, list[Condition]] | None = None  # conditions that are tried in float32 for that reason
+        self.cured: set[str] = (
+            set()
+        )  # broken promises without a name that the repair of all suspects restores in some trial
+        self.left: set[str] = set()  # and those that stay broken in some trial
 
     def report(self) -> Report:
         self.trial = self._trial()
@@ -180,7 +185,19 @@ class Check:
         findings = [_finding(s, *prover.prove(s, suspicions)) for s in told]
         if self.wanted.fault("side-channel"):
             findings += self._side_channels(cells, [s for s in suspicions if not s.informs], prover)
+        self._note_cured(cells, findings, [s for s in suspicions if not s.informs], prover)
         return cells, findings
+
+    def _note_cured(
+        self, cells: Sequence[Cell], findings: Sequence[Finding], suspicions: Sequence[Suspicion], prover: Prover
+    ) -> None:
+        """Take note of the broken promises that no finding names and that all repairs together restore: they need no other name."""
+        for promise in _unnamed(cells, findings):
+            broken = {c.condition for c in cells if c.promise == promise and c.verdict == "broken"}
+            conditions = [c for c in prover.trial.everything if c.name in broken]
+            verdicts = {prover.verdict(promise, c, suspicions) for c in conditions[:MOST_TO_CURE]}
+            cured = "kept" in verdicts and "broken" not in verdicts
+            (self.cured if cured else self.left).add(promise)
 
     # -- what is tried ----------------------------------------------------------------------------------------------
 
@@ -398,7 +415,7 @@ class Check:
 
     def _finish(self, cells: list[Cell], findings: list[Finding], sites: Sequence[Site]) -> Report:
         findings.sort(key=lambda f: (_SEVERITIES[f.severity], f.site))
-        unexplained = _unexplained(cells, findings)
+        unexplained = _unexplained(cells, findings, self.cured - self.left)
         self.notes += unexplained + self._about_padding() + self._about_intent() + self._odd_one_out(findings)
         runners = [self.trial.runner, self.setup.runner, *self.setup.others.values()]
         intent = self.intent
@@ -525,16 +542,22 @@ def _finding(suspicion: Suspicion, proven: bool, note: str) -> Finding:
     )
 
 
-def _unexplained(cells: Sequence[Cell], findings: Sequence[Finding]) -> list[str]:
-    """A broken promise that no finding explains must not pass in silence."""
-    explained = {p for f in findings for p in (f.promise, *FAULTS[f.fault].promises)}
+def _unexplained(cells: Sequence[Cell], findings: Sequence[Finding], cured: Set[str]) -> list[str]:
+    """A broken promise that no finding explains, nor the repair of all suspects restores, must not pass in silence."""
     notes = []
-    informing = {p for p in PROMISES if all(f.severity == "note" for f in FAULTS.values() if p in f.promises)}
-    for promise in dict.fromkeys(c.promise for c in cells if c.verdict == "broken"):
-        if promise not in explained and promise not in informing:
+    for promise in _unnamed(cells, findings):
+        if promise not in cured:
             first = next(c for c in cells if c.promise == promise and c.verdict == "broken")
             notes.append(f"{promise} is broken under {first.condition!r}, and no fault known here explains it")
     return notes
+
+
+def _unnamed(cells: Sequence[Cell], findings: Sequence[Finding]) -> list[str]:
+    """The broken promises that no finding speaks of, but for those that only inform."""
+    explained = {p for f in findings for p in (f.promise, *FAULTS[f.fault].promises)}
+    informing = {p for p in PROMISES if all(f.severity == "note" for f in FAULTS.values() if p in f.promises)}
+    broken = dict.fromkeys(c.promise for c in cells if c.verdict == "broken")
+    return [p for p in broken if p not in explained | informing]
 
 
 def _environment(runner: Runner) -> dict[str, str]:

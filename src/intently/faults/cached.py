@@ -111,7 +111,7 @@ class Step:
 
 
 def steps(seen: Examination) -> Iterator[Step]:
-    """Every call of every piece, under each condition that breaks `cache-equal`."""
+    """Every call of every piece that does not see what it is meant to, under each condition that breaks `cache-equal`."""
     for condition in seen.broken("cache-equal"):
         whole = {s.key_name: s for s in seen.trial.sites(condition.whole)}
         for look in seen.looks([condition]):
@@ -120,8 +120,12 @@ def steps(seen: Examination) -> Iterator[Step]:
             visible = look.site.visible
             if other is None or laid is None or visible is None or look.site.partial or look.batch.first is None:
                 continue
-            if laid[0].shape == visible.shape and look.site.rows.are_tokens:
-                yield Step(look, other, *laid)
+            if laid[0].shape != visible.shape or not look.site.rows.are_tokens:
+                continue
+            step, meant = Step(look, other, *laid), seen.wanted(look.site, look.batch)
+            if meant is not None and not bool(((visible != meant) & step.rows).any()):
+                continue  # as it is meant: what departs from that is the whole forward
+            yield step
 
 
 def _first(batch: Batch) -> int:

@@ -63,6 +63,8 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     """Which keys a site is meant to see: bool `[batch or 1, 1, query, key]`; None where nothing is known of its mask."""
     query, key = streams_of(target, lengths, site)
     queries, keys = site.queries, site.keys
+    if batch.first is not None and query is target.main and query.argument in site.origins.get("key", ()):
+        key = query  # beside the keys of the piece stand those of the pieces before
     structure: Tensor | None = None
     own = intent.mask_at(site.path)
     function = query is not None and query.part != ""
@@ -73,7 +75,7 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     elif query is not None and query is target.main and intent.mask is not None:
         if own is None:
             return None  # the intent goes by layer, and of which one this is is not known
-        structure = own.matrix(queries, keys)
+        structure = own.matrix(queries, keys, offset=_before(batch, queries, keys))
         if queries != query.positions(lengths[query.argument]) and not bool(structure.all()):
             return None  # how positions of the model's own stand in an order is not known
     elif query is not None and query is not target.main:
@@ -87,9 +89,17 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
         return None
     structure = structure if structure.dim() == 4 else structure[None, None]
     kept = kept_over(batch, key, keys, site)
+    if kept is None and batch.first is not None and query is target.main and key is query:
+        held = batch.kept[query.argument][:, -keys:]  # the newest, where a cache has dropped the oldest
+        kept = held if held.shape[1] == keys else None
     if kept is not None:
         structure = structure & kept[:, None, None, :]
     return structure
+
+
+def _before(batch: Batch, queries: int, keys: int) -> int:
+    """How many of the keys stand before a call's first query: those that a cache holds."""
+    return min(batch.first or 0, max(keys - queries, 0))
 
 
 @dataclass(frozen=True)

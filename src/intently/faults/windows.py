@@ -27,11 +27,15 @@ def looker(fault: Callable[[], Fault], *, one: bool) -> Callable[[Examination], 
     """Calls that are off their window by one, or by more."""
 
     def look(seen: Examination) -> Iterator[Suspicion]:
+        found = []
         for each in seen.looks():
-            if not each.comparable:
-                continue
-            off = strays(each.trial, each.condition, each.site)
-            if off is None or not off.pairs.any() or one_off(off) is not one or weakly_masked(each, off.extra):
+            off = strays(each.trial, each.condition, each.site) if each.comparable else None
+            if off is not None and off.pairs.any() and not weakly_masked(each, off.extra):
+                found.append((each, off))
+        # Few real positions go hardly beyond the window: what is far off under the same switch is not off by one there.
+        far = {_call(each) for each, off in found if not one_off(off)}
+        for each, off in found:
+            if one_off(off) is not one or (one and _call(each) in far):
                 continue
             pairs = off.extra if off.extra.any() else off.missing
             yield Suspicion(
@@ -46,6 +50,11 @@ def looker(fault: Callable[[], Fault], *, one: bool) -> Callable[[Examination], 
             )
 
     return look
+
+
+def _call(each: Look) -> tuple[str, str]:
+    """A call under one switch."""
+    return each.condition.switch.name, each.site.key_name
 
 
 def _message(each: Look, off: Strays) -> str:
