@@ -256,3 +256,8 @@ def test_a_list_of_runs_is_cut_to_the_layers_that_are_kept() -> None:
     config = build("gpt_neo").config  # [[["global", "local"], 12]] by default
     assert config.attention_layers == ["global", "local"]
     assert config.num_layers == 2
+
+
+def test_a_pattern_of_kinds_keeps_layers_until_every_kind_was_there() -> None:
+    config = build("recurrent_gemma").config  # two recurrent layers, then one that attends
+    assert config.layers_block_type == ["linear_attention", "linear_attention", "sliding_attention"]

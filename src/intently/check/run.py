@@ -185,13 +185,13 @@ class Check:
         findings = [_finding(s, *prover.prove(s, suspicions)) for s in told]
         if self.wanted.fault("side-channel"):
             findings += self._side_channels(cells, [s for s in suspicions if not s.informs], prover)
-        self._note_cured(cells, findings, [s for s in suspicions if not s.informs], prover)
+        self._note_cured(cells, findings, [s for s in told if not s.informs], prover)
         return cells, findings
 
     def _note_cured(
         self, cells: Sequence[Cell], findings: Sequence[Finding], suspicions: Sequence[Suspicion], prover: Prover
     ) -> None:
-        """Take note of the broken promises that no finding names and that all repairs together restore: they need no other name."""
+        """Take note of the broken promises that no finding names and that the repairs of what is told restore: they need no other name."""
         for promise in _unnamed(cells, findings):
             broken = {c.condition for c in cells if c.promise == promise and c.verdict == "broken"}
             conditions = [c for c in prover.trial.everything if c.name in broken]

@@ -349,6 +349,7 @@ def _plan_layers(config: Any, sizes: Sizes, others: Mapping[str, Change], scale:
     main = max(counts.values(), default=0)
     numbers = {n: v for n, v in fields.items() if type(v) is int}
     periods = [v for n, v in numbers.items() if shrink_roles.is_period(n) and 1 < v <= sizes.most_layers]
+    periods += [n for n in (_until_every_kind(config),) if n <= sizes.most_layers]
     shares = {n: v for n, v in numbers.items() if shrink_roles.role(n) == "layer share" and 0 < v <= main}
     for name, count in counts.items():
         if name in parts:
@@ -389,6 +390,15 @@ def _overrides(config: Any) -> dict[int, dict[str, Any]]:
 def _rescale(fields: Mapping[str, Any], scale: _Scale) -> dict[str, Any]:
     roles = {name: shrink_roles.role(name) for name in fields}
     return {n: scale(role, n, v) if (role := roles[n]) and type(v) is int else v for n, v in fields.items()}
+
+
+def _until_every_kind(config: Any) -> int:
+    """After how many layers every kind was there, where the kinds follow from a pattern and are not stored layer by layer."""
+    for name in ("layer_types", "layers_block_type"):
+        kinds = getattr(config, name, None) if name not in vars(config) else None
+        if isinstance(kinds, list | tuple) and all(isinstance(k, str) for k in kinds):
+            return 1 + max((kinds.index(kind) for kind in set(kinds)), default=0)
+    return 1
 
 
 def _parts(counts: Mapping[str, int]) -> list[str]:
