@@ -80,6 +80,19 @@ def test_a_model_without_a_cache_has_no_way() -> None:
     assert ways_of(runner_of(Plain())) == ()
 
 
+def test_a_model_that_takes_one_token_at_a_time_has_one() -> None:
+    def one_at_a_time(model: nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
+        ids, past = given[0] if given else named["input_ids"], named.get(by_hand.cache)
+        if past is not None and ids.shape[1] != 1:  # type: ignore[union-attr]
+            raise ValueError("one token at a time")
+
+    by_hand = next(m for m in MODELS if m.cache and not m.start)
+    model = by_hand.build()
+    model.register_forward_pre_hook(one_at_a_time, with_kwargs=True)
+    (way, *_) = ways_of(runner_of(model))
+    assert way.cache == by_hand.cache
+
+
 def test_a_function_of_queries_keys_and_values_has_no_way() -> None:
     target = Target(nn.functional.scaled_dot_product_attention, Intent(Mask.full())).ready()
     assert ways_of(Runner(target, torch.float64)) == ()

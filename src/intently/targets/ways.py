@@ -30,7 +30,8 @@ _MOST = 24  # ways tried
 def ways_of(runner: Runner) -> tuple[Way, ...]:
     """How this model is handed what it saw before: the usual way first; empty where it has no cache.
 
-    Of several ways that run, the first that gives what a whole forward gives; where none does, the first that runs.
+    Of several ways that run, the first that gives what a whole forward gives; where none does, the first that runs. A
+    model that takes no chunk of several tokens is tried token by token.
     """
     target = runner.target
     main = target.main
@@ -39,8 +40,11 @@ def ways_of(runner: Runner) -> tuple[Way, ...]:
         return ()
     if runner.replayed or any(s.follows == main.argument for s in target.streams):
         return ()
-    trial = _Trial(runner)
-    first = next((way for way in trial.best(_ways(runner))), None)
+    trial, first = _Trial(runner), None
+    for trial in (trial, _Trial(runner, by_token=True)):
+        first = next((way for way in trial.best(_ways(runner))), None)
+        if first is not None:
+            break
     if first is None:
         return ()
     others = [way for make in _others(runner.model, first) for way in trial.best(iter([make]))]
@@ -48,14 +52,15 @@ def ways_of(runner: Runner) -> tuple[Way, ...]:
 
 
 class _Trial:
-    """Runs a short sequence whole and in two pieces."""
+    """Runs a short sequence whole and in two pieces, or the second token by token."""
 
-    def __init__(self, runner: Runner):
+    def __init__(self, runner: Runner, *, by_token: bool = False):
         self.runner, self.target = runner, runner.target
         lengths = {**lengths_for(self.target.streams), self.target.main.argument: sum(_SPLIT)}
         if self.target.main.length is not None:
             lengths[self.target.main.argument] = self.target.main.length
-        self.cuts = (_SPLIT[0], lengths[self.target.main.argument] - _SPLIT[0])
+        later = lengths[self.target.main.argument] - _SPLIT[0]
+        self.cuts = (_SPLIT[0], *((1,) * later if by_token else (later,)))
         self.batch = self.target.batch(2, lengths, dtype=runner.dtype)
 
     @cached_property
