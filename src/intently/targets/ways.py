@@ -40,13 +40,14 @@ def ways_of(runner: Runner) -> tuple[Way, ...]:
         return ()
     if runner.replayed or any(s.follows == main.argument for s in target.streams):
         return ()
-    trial, first = _Trial(runner), None
-    for trial in (trial, _Trial(runner, by_token=True)):
-        first = next((way for way in trial.best(_ways(runner))), None)
-        if first is not None:
-            break
-    if first is None:
+    trial = _Trial(runner)
+    found = trial.best(_ways(runner))
+    if not found:
+        trial = _Trial(runner, by_token=True)
+        found = trial.best(_ways(runner))
+    if not found:
         return ()
+    first = found[0]
     others = [way for make in _others(runner.model, first) for way in trial.best(iter([make]))]
     return (first, *others)
 
