@@ -269,8 +269,8 @@ def _others(model: Any, way: Way) -> Iterator[Way]:
         return
     from transformers import DynamicCache, StaticCache
 
-    config = model.config.get_text_config(decoder=True)
     if getattr(model, "_can_compile_fullgraph", False):
+        config = model.config.get_text_config(decoder=True)
 
         def fixed(model: Any, batch: Batch) -> Any:
             return StaticCache(config=config, max_cache_len=2 + max(k.shape[1] for k in batch.kept.values()))
