@@ -67,6 +67,8 @@ def one(name: str, number: int) -> dict[str, Any]:
     for turn, change in enumerate(CHANGES, number):
         everywhere = turn % 2 == 0
         chosen = places(sites, change, everywhere)
+        if change.masked and not any(s.padding for s in built.streams):
+            continue
         if not chosen or (change.uncapped and not _capped(model)) or (change.stepping and not _steps(model)):
             continue
         mine = someone_elses(copy.deepcopy(model))

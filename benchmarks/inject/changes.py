@@ -36,6 +36,7 @@ class Change:
     uncapped: bool = False
     swap: bool = False
     least: int = 2  # calls with fewer queries are left alone
+    masked: bool = False  # only where the model takes a key mask
     stepping: bool = False  # only calls with fewer queries than keys are changed
     also: frozenset[str] = field(default_factory=frozenset)  # names that are as true of the same change
 
@@ -54,6 +55,10 @@ def _causal(site: SiteRecord) -> bool:
 
 def _both_ways(site: SiteRecord) -> bool:
     return site.role == "self" and site.mask == "full"
+
+
+def _unwindowed(site: SiteRecord) -> bool:
+    return _causal(site) and "window" not in site.mask
 
 
 def _windowed(site: SiteRecord) -> bool:
@@ -114,9 +119,9 @@ CHANGES = (
     Change("triangle dropped", frozenset({"causal-leak"}), _causal, sees=_real),
     Change("triangle shifted by one", frozenset({"causal-leak"}), _causal, sees=_one_more),
     Change("triangle added", frozenset({"causal-extra"}), _both_ways, sees=lambda v: v & _tril(v)),
-    Change("key mask dropped", PADDING, _causal, sees=lambda v: _order(v).expand(v.shape), least=1),
-    Change("key mask dropped, both ways", PADDING, _both_ways, sees=torch.ones_like),
-    Change("mask inverted", frozenset({"mask-inverted"}), _self, sees=torch.logical_not),
+    Change("key mask dropped", PADDING, _unwindowed, sees=lambda v: _order(v).expand(v.shape), least=1, masked=True),
+    Change("key mask dropped, both ways", PADDING, _both_ways, sees=torch.ones_like, masked=True),
+    Change("mask inverted", frozenset({"mask-inverted"}), _self, sees=torch.logical_not, masked=True),
     Change("window dropped", frozenset({"window-ignored"}), _windowed, sees=lambda v: _order(v) & _real(v)),
     Change("window widened", frozenset({"window-off-by-one"}), _windowed, sees=_wider),
     Change("scale removed", frozenset({"scale-missing"}), _scaled, ratio=_times(lambda s: 1.0)),
@@ -128,7 +133,7 @@ CHANGES = (
     Change("heads tiled", frozenset({"kv-heads-misordered"}), _grouped, tiled=True),
     Change("softmax over queries", frozenset({"softmax-wrong-axis"}), _self, axis=-2),
     Change("dropout", frozenset({"dropout-in-eval"}), _any, drop=0.2),
-    Change("memory mask dropped", frozenset({"memory-mask-ignored"}), _cross, sees=torch.ones_like, least=1),
+    Change("memory mask dropped", frozenset({"memory-mask-ignored"}), _cross, sees=torch.ones_like, least=1, masked=True),
     Change("memory swapped", frozenset({"cross-miswired"}), _cross, swap=True, least=1),
     Change("cache offset", frozenset({"cache-misaligned"}), _causal, sees=_top_left, least=1, stepping=True),
     Change("softcap dropped", frozenset({"bias-ignored"}), _self, uncapped=True, least=1),

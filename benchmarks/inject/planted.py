@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -122,6 +123,9 @@ class Planted(TorchFunctionMode):
     def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        heads = self.site.heads
+        if given["query"].shape[1] < heads == math.prod(given["query"].shape[1:3]):
+            return self._unpacked(func, given)
         query, key, value = given["query"], given["key"], given["value"]
         queries, keys = query.shape[-2], key.shape[-2]
         if not self._concerns(queries, keys):
@@ -145,6 +149,17 @@ class Planted(TorchFunctionMode):
         if self.change.axis != -1:
             return self._over_queries(given, visible, bias)
         return func(**given)
+
+    def _unpacked(self, func: Any, given: dict[str, Any]) -> Tensor:
+        """A single query whose heads lie along the query axis, beside the keys that they share: laid out as usual."""
+        query, mask = given["query"], given.get("attn_mask")
+        shared = self.site.heads // query.shape[1]
+        laid = {n: given[n].repeat_interleave(shared, 1) for n in ("key", "value")}
+        laid["query"] = query.reshape(query.shape[0], self.site.heads, 1, -1)
+        if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
+            laid["attn_mask"] = mask.reshape(mask.shape[0], self.site.heads, 1, -1)
+        result = self._fused(func, (), {**given, **laid})
+        return result.reshape(*query.shape[:3], -1)
 
     def _over_queries(self, given: dict[str, Any], visible: Tensor, bias: Tensor) -> Tensor:
         query, key, value = given["query"], given["key"], given["value"]

@@ -31,6 +31,9 @@ _EXPLAINS = {
     "scale-missing": ("saturated-logits",),
     "scale-wrong-width": ("saturated-logits",),
     "causal-extra": ("window-off-by-one", "window-ignored", "not-finite"),
+    # Pieces, whose cache may hold no more than the window, cannot follow a whole forward without it.
+    "window-ignored": ("cache-misaligned",),
+    "window-off-by-one": ("cache-misaligned",),
 }  # fmt: skip
 
 

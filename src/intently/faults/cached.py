@@ -12,7 +12,7 @@ from torch import Tensor
 
 from intently.edits import see
 from intently.faults.base import Fault, Suspicion
-from intently.faults.evidence import Examination, Look
+from intently.faults.evidence import Examination, Look, wanted_mask
 from intently.sites import Site
 from intently.targets.stream import Batch
 
@@ -94,9 +94,25 @@ class Step:
         places = seen.nonzero().flatten() if self.places is None else self.places[seen]
         return spans(places.tolist())
 
+    def meant(self, site: Site, batch: Batch) -> Tensor | None:
+        """What a call of any piece is meant to see."""
+        trial = self.look.trial
+        return wanted_mask(trial.target, trial.intent, batch.lengths, batch, site)
+
+    @cached_property
+    def stated(self) -> bool:
+        """Whether the whole forward sees what is meant, so that the intent speaks for every piece, however it is fed."""
+        meant = self.meant(self.look.site, self.look.batch) if self.places is not None else None
+        return meant is not None and not bool(((meant ^ self.expected) & self.rows).any())
+
+    def repair(self, site: Site, batch: Batch) -> Any:
+        """Let a call of a piece see what its queries see in the whole forward, which stays as it is."""
+        if batch.first is not None and self.stated:
+            return see(lambda s: self.meant(s, batch))(site)
+        return as_whole(site, batch, self.whole, self.look.trial.target.main.argument)
+
     def suspicion(self, fault: Fault, pairs: Tensor) -> Suspicion:
-        """Named and located; repaired by letting each call of a piece see what the whole forward sees."""
-        main = self.look.trial.target.main.argument
+        """Named, located, and with its repair."""
         sentence = "query {query} of the piece gives weight {weight} to key {key}"
         return Suspicion(
             fault=fault,
@@ -105,7 +121,7 @@ class Step:
             heads=self.look.heads_where(pairs),
             message=self.in_words(),
             witness=self.look.witness(pairs, sentence),
-            repair=lambda site, batch, whole=self.whole: as_whole(site, batch, whole, main),
+            repair=self.repair,
             condition=self.look.condition.name,
         )
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from intently.intent import Intent
+from intently.masks import Mask
 from intently.promises import Condition, Trial
 from intently.promises.cells import same_as
 from intently.report import Cell, Table, Witness
@@ -63,10 +64,11 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     """Which keys a site is meant to see: bool `[batch or 1, 1, query, key]`; None where nothing is known of its mask."""
     query, key = streams_of(target, lengths, site)
     queries, keys = site.queries, site.keys
-    if batch.first is not None and query is target.main and query.argument in site.origins.get("key", ()):
-        key = query  # beside the keys of the piece stand those of the pieces before
     structure: Tensor | None = None
     own = intent.mask_at(site.path)
+    if batch.first is not None and query is target.main and query.argument in site.origins.get("key", ()):
+        # Beside the keys of the piece stand those of the pieces before.
+        return _in_piece(own, batch.kept[query.argument], batch.first, site) if own is not None else None
     function = query is not None and query.part != ""
     if site.role == "cross" and (query is not key or query is None) and not function:
         parts = "#" in site.path and site.origins.get("query") == site.origins.get("key")
@@ -75,7 +77,7 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     elif query is not None and query is target.main and intent.mask is not None:
         if own is None:
             return None  # the intent goes by layer, and of which one this is is not known
-        structure = own.matrix(queries, keys, offset=_before(batch, queries, keys))
+        structure = own.matrix(queries, keys)
         if queries != query.positions(lengths[query.argument]) and not bool(structure.all()):
             return None  # how positions of the model's own stand in an order is not known
     elif query is not None and query is not target.main:
@@ -89,17 +91,20 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
         return None
     structure = structure if structure.dim() == 4 else structure[None, None]
     kept = kept_over(batch, key, keys, site)
-    if kept is None and batch.first is not None and query is target.main and key is query:
-        held = batch.kept[query.argument][:, -keys:]  # the newest, where a cache has dropped the oldest
-        kept = held if held.shape[1] == keys else None
     if kept is not None:
         structure = structure & kept[:, None, None, :]
     return structure
 
 
-def _before(batch: Batch, queries: int, keys: int) -> int:
-    """How many of the keys stand before a call's first query: those that a cache holds."""
-    return min(batch.first or 0, max(keys - queries, 0))
+def _in_piece(own: Mask, kept: Tensor, first: int, site: Site) -> Tensor | None:
+    """The rows that the queries of a piece have in the whole mask, over the keys held: the latest ones, or room for more."""
+    newest, keys = first + site.queries, site.keys
+    if kept.shape[1] != newest:
+        return None  # its queries are not the tokens of the piece
+    rows = own.matrix(newest)[..., first:, :] & kept[:, None, None, :]
+    if keys <= newest:
+        return rows[..., newest - keys :]
+    return torch.cat([rows, torch.zeros(*rows.shape[:-1], keys - newest, dtype=torch.bool)], -1)
 
 
 @dataclass(frozen=True)
