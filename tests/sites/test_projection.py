@@ -119,6 +119,6 @@ def test_keys_that_are_more_than_a_projection_are_not_made_anew():
 
 def test_what_stood_ready_is_told_by_the_arguments_it_holds():
     _, batch, _, (site,) = run(Linears())
-    ready = site.tensors.ready
+    ready = site.ready
     assert set(ready) == {frozenset({"x"}), frozenset({"memory"})}
     assert [t.shape[:2] for t in ready.values()] == [t.shape[:2] for t in map(batch.arguments.get, ("memory", "x"))]

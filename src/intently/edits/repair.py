@@ -89,7 +89,7 @@ def logits_without_mask(site: Site, *, plain: Tensor | None = None) -> Tensor:
         # What was added to the other pairs differs by sample, and must not enter the factor.
         fit = fit_scale(tensors.scores, tensors.logits.masked_fill(~plain, float("-inf")))
         return _slope(site, fit.slope) * tensors.scores.double()
-    fit = fit_scale(tensors.scores, tensors.logits)
+    fit = tensors.fit
     slope = _slope(site, fit.slope)
     # A row filled as a whole by one number shows no bias of its own.
     filled = (tensors.logits.double() < floor_of(tensors.logits.dtype)).all(-1, keepdim=True)
@@ -156,7 +156,7 @@ def norm_queries_and_keys() -> Repair:
         scores = query @ key.mT * math.sqrt(query.shape[-1])
         if scores.shape != tensors.scores.shape:
             return None
-        slope = _slope(site, fit_scale(tensors.scores, tensors.logits).slope)
+        slope = _slope(site, tensors.fit.slope)
         logits = tensors.logits.double() + scores - slope * tensors.scores.double()
         return Replacement(softmax(logits), logits)
 
@@ -238,7 +238,7 @@ def softcapped(cap: Callable[[], float]) -> Repair:
         tensors = site.tensors
         if tensors is None or tensors.scores is None or tensors.logits is None or site.scale is None:
             return None
-        scaled = _slope(site, fit_scale(tensors.scores, tensors.logits).slope) * tensors.scores.double()
+        scaled = _slope(site, tensors.fit.slope) * tensors.scores.double()
         capped = cap() * torch.tanh(scaled / cap())
         return replace(_replaced(site, tensors.logits.double() + capped - scaled), softcap=cap())
 
@@ -338,7 +338,7 @@ def _with_scores(site: Site, scores: Tensor) -> Tensor:
     """The call's logits for other q·k: the same factor and cap, the same mask and bias added."""
     tensors, scale = site.tensors, site.scale
     assert tensors is not None and tensors.scores is not None and tensors.logits is not None and scale is not None
-    slope = _slope(site, fit_scale(tensors.scores, tensors.logits).slope)
+    slope = _slope(site, tensors.fit.slope)
     if not scale.softcap:
         return tensors.logits.double() + slope * (scores - tensors.scores.double())
     slope = torch.tensor(scale.factors, dtype=torch.float64)[None, :, None, None] / (scale.inside or 1.0)

@@ -15,7 +15,6 @@ from intently.promises.knobs import Knob, applied
 from intently.promises.knobs_live import Lack, dead, lacking
 from intently.report import Severity, Witness
 from intently.sites import Site
-from intently.sites.measure import fit_scale
 
 _WORDS = {
     "softcap": "a cap of the logits",
@@ -80,7 +79,7 @@ def _of_peer(lack: Lack) -> Any:
         return as_in(lack.peer)
     tensors = lack.peer.tensors
     assert tensors is not None and tensors.scores is not None and tensors.logits is not None
-    added = torch.nan_to_num(fit_scale(tensors.scores, tensors.logits).added, neginf=0.0)
+    added = torch.nan_to_num(tensors.fit.added, neginf=0.0)
     added = torch.where(lack.peer.visible, added, 0.0) if lack.peer.visible is not None else added
 
     def fitting(site: Site) -> torch.Tensor | None:

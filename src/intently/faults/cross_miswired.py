@@ -137,11 +137,10 @@ class Memory:
 
     def _ready(self, site: Site, batch: Batch) -> Tensor | None:
         """The latest hidden states made of the source alone, of the width that the call reads."""
-        assert site.tensors is not None
         own = _read_by(site, "key", batch)
         target = self.trial.target
         sources, main = {s.argument for s in target.sources}, target.main.argument
-        for origins, tensor in reversed(list(site.tensors.ready.items())):
+        for origins, tensor in reversed(list(site.ready.items())):
             if own is not None and origins & sources and main not in origins and tensor.shape[-1] == own.shape[-1]:
                 return tensor if tensor.shape[0] == batch.samples else tensor.transpose(0, 1)
         return None

@@ -14,7 +14,6 @@ from intently.promises import Condition
 from intently.promises.knobs import shown
 from intently.report import Witness
 from intently.sites import Site
-from intently.sites.measure import fit_scale
 from intently.targets.running import PLAIN
 
 
@@ -143,7 +142,7 @@ def _bias_gap(site: Site, other: Site) -> float:
         tensors = each.tensors
         if tensors is None or tensors.scores is None or tensors.logits is None or each.visible is None:
             return 0.0
-        addends.append(fit_scale(tensors.scores, tensors.logits).added)
+        addends.append(tensors.fit.added)
     if addends[0].shape != addends[1].shape or site.visible is None or other.visible is None:
         return 0.0
     both = site.visible & other.visible

@@ -16,7 +16,7 @@ from intently.promises.trial import Condition, Trial
 from intently.report import Cell
 from intently.sites import Site
 from intently.sites.kernels import kernel_of
-from intently.sites.measure import HIDDEN_NATS, fit_scale
+from intently.sites.measure import HIDDEN_NATS
 from intently.targets.running import PLAIN
 
 SAME = 1e-5  # the fast call's output may differ by this, relatively: float64 models may take their softmax in float32
@@ -67,7 +67,7 @@ def fast_call(site: Site) -> Fast | None:
         or site.visible.shape != tensors.scores.shape
     ):
         return None
-    fit = fit_scale(tensors.scores, tensors.logits)
+    fit = tensors.fit
     if not bool(torch.isfinite(fit.slope).all()):
         return None
     query, key, value = (t.double() for t in (tensors.query, tensors.key, tensors.value))

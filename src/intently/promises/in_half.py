@@ -11,7 +11,6 @@ from torch import Tensor
 from intently.mechanism import normalize
 from intently.promises.trial import Condition, Trial
 from intently.sites import Site
-from intently.sites.measure import fit_scale
 from intently.targets.running import PLAIN
 
 # Units (half the distance of two neighbouring numbers, at the size of the weighted sum of |values|) that rounding
@@ -70,7 +69,7 @@ def reference_logits(site: Site, exact: Site) -> Tensor | None:
     if scores.shape != exact.visible.shape:
         return None
     slope = torch.tensor(exact.scale.factors, dtype=torch.float64)[None, :, None, None] / (exact.scale.inside or 1.0)
-    added = fit_scale(theirs.scores, theirs.logits).added
+    added = theirs.fit.added
     return (slope * scores + torch.where(exact.visible, added, torch.zeros_like(added))).masked_fill(
         ~exact.visible, float("-inf")
     )

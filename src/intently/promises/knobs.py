@@ -15,7 +15,7 @@ from intently.edits import Repair, biased, multiplied, softcapped, with_sink
 from intently.promises.scaled import configurations
 from intently.promises.trial import Trial
 from intently.sites import Site
-from intently.sites.measure import HIDDEN_NATS, fit_scale
+from intently.sites.measure import HIDDEN_NATS
 
 Kind = Literal["softcap", "sink", "bias", "scale", "norm", "parameter"]
 MOST_TURNED = 12  # knobs turned one by one; of more than that, the first ones
@@ -308,7 +308,7 @@ def shown(site: Site) -> dict[str, float] | None:
     traits = {"softcap": float(site.scale.softcap or 0.0), "sink": float(site.sink or short), "bias": 0.0}
     if site.scale.softcap:
         return traits
-    added = fit_scale(tensors.scores, tensors.logits).added
+    added = tensors.fit.added
     seen = site.visible & (added > -HIDDEN_NATS)
     size = float(tensors.logits.double().masked_fill(~seen, 0.0).abs().amax())
     added = torch.where(seen, added, torch.full_like(added, float("nan")))

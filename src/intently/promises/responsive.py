@@ -13,7 +13,6 @@ from intently.promises.base import Promise
 from intently.promises.trial import Trial
 from intently.report import Cell
 from intently.sites import Site
-from intently.sites.measure import fit_scale
 
 # Of a row's weights w, the sum of w(1 - w): what is left of the softmax's gradient. A row spread over n keys has 1 - 1/n.
 DEAD = 1e-2
@@ -57,9 +56,7 @@ def sharpness(site: Site) -> Sharpness | None:
         return None
     logits = tensors.logits.double().masked_fill(~seen, float("-inf"))
     weights = torch.softmax(logits, -1).masked_fill(~seen, 0.0)
-    content = (
-        torch.nan_to_num(fit_scale(tensors.scores, tensors.logits).slope)[None, :, None, None] * tensors.scores.double()
-    )
+    content = torch.nan_to_num(tensors.fit.slope)[None, :, None, None] * tensors.scores.double()
     count = seen.sum(-1).clamp_min(1)
     centred = (content - (content * seen).sum(-1, keepdim=True) / count[..., None]) * seen
     best = weights.argmax(-1)

@@ -37,7 +37,7 @@ def described(site: Site, *, dropped: bool, path_scale: tuple[float, bool, bool,
         if cap:
             linear = cap * torch.atanh((linear / cap).clamp(-1, 1)).nan_to_num(posinf=1e30, neginf=-1e30)
             linear = torch.where(logits.abs() < abs(cap), linear, logits.double())
-        fit = measure.fit_scale(scores, linear)
+        fit = tensors.fit if not cap and sampled is None else measure.fit_scale(scores, linear)
         factors = tuple(float(s) * inside for s in fit.slope)
         scale = Scale(factors, fit.residual < 1e-3 or fit.fixed, normed, learned, cap, inside)
         added = fit.added

@@ -11,6 +11,9 @@ from torch import Tensor
 # what double precision can add to a sum of weights. Swin's fill of -100 is hidden by this rule, ALiBi's slopes are not.
 HIDDEN_NATS = 40.0
 
+ENOUGH = 1 << 15  # entries of a head that a slope is read from; a larger map is read in some of its rows
+FEWEST_ROWS = 4
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -30,10 +33,10 @@ def fit_scale(scores: Tensor, logits: Tensor) -> Fit:
     samples (which share it) are tried.
     """
     scores, logits = scores.double(), logits.double()
-    heads = scores.shape[1]
+    heads, rows = scores.shape[1], _some_rows(scores.shape)
     slopes, shared = [], []
     for head in range(heads):
-        s, g = scores[:, head], logits[:, head]
+        s, g = scores[:, head, rows], logits[:, head, rows]
         pairs = _pairs(s, g)
         slope = _median_ratio(*pairs)
         if slope is not None and _clean(*pairs, slope):
@@ -95,6 +98,15 @@ def _centre(added: Tensor) -> Tensor:
     level = near.nanmedian(-1, keepdim=True).values
     level = torch.where(torch.isfinite(level), level, torch.zeros_like(level))
     return added - level
+
+
+def _some_rows(shape: torch.Size) -> Tensor:
+    """Rows spread evenly, as many as are enough to tell a slope: all samples (windows) show each of them."""
+    samples, _, queries, keys = shape
+    count = max(FEWEST_ROWS, ENOUGH // max(samples * keys, 1))
+    if count >= queries:
+        return torch.arange(queries)
+    return torch.linspace(0, queries - 1, count).long().unique()
 
 
 def _pairs(s: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
 from intently.report import SiteRecord, Source
+from intently.sites.measure import Fit, fit_scale
 from intently.sites.projection import Projection
 from intently.sites.rotation import Rotation
 
@@ -32,7 +34,12 @@ class Tensors:
     restore: Callable[[Tensor], Tensor] | None = None  # [batch, heads, query, value width] to the model's layout
     turned: Mapping[str, Callable[[], Rotation | None]] = field(default_factory=dict)  # of query and key, when asked
     projections: Mapping[str, Projection] = field(default_factory=dict)  # behind key and value, where one was seen
-    ready: Mapping[frozenset[str], Tensor] = field(default_factory=dict)  # latest hidden states, by what they hold
+
+    @cached_property
+    def fit(self) -> Fit:
+        """How the logits are made of the scores, which must both be known. Worked out once: many ask."""
+        assert self.scores is not None and self.logits is not None
+        return fit_scale(self.scores, self.logits)
 
 
 @dataclass(frozen=True)
@@ -141,6 +148,7 @@ class Site:
     repaired: bool = False  # an edit put another output in its place
     key_name: str = ""  # path and number of the call, the name under which an edit finds it
     tensors: Tensors | None = None
+    ready: Mapping[frozenset[str], Tensor] = field(default_factory=dict)  # latest hidden states, by what they hold
     sampled_rows: int | None = None
 
     @property

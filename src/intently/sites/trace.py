@@ -357,7 +357,7 @@ class Tracer(TorchFunctionMode):
         call.key = key
         call.site = replace(call.site, key_name=key, role=role_of(call.site))
         if call.site.tensors is not None:
-            call.site = replace(call.site, tensors=replace(call.site.tensors, ready=dict(self._ready)))
+            call.site = replace(call.site, ready=dict(self._ready))
         edit = self.settings.edits.get(key)
         if edit is None:
             return result
