@@ -64,7 +64,7 @@ def _runners(target: Target, dtype: str) -> tuple[Runner, dict[str, Runner], lis
             f"{size / 1e6:.0f}M parameters: checked in {short(plain.dtype)} against its own noise floor, not in float64"
         )
         return plain, {}, [note]
-    double = Runner(target, torch.float64)
+    double = Runner(target, torch.float64, like=plain)
     error = fails(target, double)
     if error is not None:
         return plain, {}, [f"the model does not run in float64 ({error}); checked in {short(plain.dtype)}"]
@@ -72,7 +72,7 @@ def _runners(target: Target, dtype: str) -> tuple[Runner, dict[str, Runner], lis
     if isinstance(target.model, nn.Module):
         others[short(plain.dtype)] = plain
         for half in (torch.bfloat16, torch.float16) if size < MOST_PARAMETERS_IN_HALF else ():
-            runner = Runner(target, half)
+            runner = Runner(target, half, like=plain)
             if fails(target, runner) is None:
                 others[short(half)] = runner
     return double, others, []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,16 +32,19 @@ def edits_of(suspicions: Sequence[Suspicion]) -> dict[str, Any]:
 
 # Promises that hold two runs against each other.
 BETWEEN_RUNS = ("observer-neutral", "backends-agree")
+# Promises that are broken where one changed position breaks them, whatever the others do.
+AT_ONE_POSITION = ("causal", "sees-all", "padding-inert", "batch-independent", "windowed")
 _MOST_ALONE = 4  # suspects by one line of code that are proven each by itself
 
 
 class Prover:
-    """Tries promises again on the model with some of its suspects repaired; each trial is made once."""
+    """Tries promises again on the model with some of its suspects repaired; each repaired model runs once under a condition."""
 
     def __init__(self, trial: Trial, cells: Sequence[Cell]):
         self.trial = trial
         self.cells = tuple(cells)
         self._verdicts: dict[tuple[Any, ...], str] = {}
+        self._models: dict[tuple[tuple[str, str], ...], Trial] = {}
 
     def prove(self, suspicion: Suspicion, everyone: Sequence[Suspicion]) -> tuple[bool, str]:
         """Kept with every suspect repaired, and broken again with all but this one: it is this site."""
@@ -99,7 +102,7 @@ class Prover:
         kept = f"repaired at this call, {promise} is kept ({condition.name})"
         if not others and self._broken(promise, condition):
             return True, kept
-        if self.verdict(promise, condition, others, undo=undo) == "broken":
+        if self._broken_again(promise, condition, others, suspicion, undo=undo):
             return (
                 True,
                 f"{kept}, and broken again when all other suspects are repaired but not this one" if others else kept,
@@ -117,6 +120,20 @@ class Prover:
             )
         return False, "the promise is kept with or without this repair: other repairs are enough"
 
+    def _broken_again(
+        self, promise: str, condition: Condition, others: Sequence[Suspicion], left: Suspicion, *, undo: bool
+    ) -> bool:
+        """Whether a promise is broken with all repairs but one. The positions that this one stills are changed first."""
+        key = (promise, condition.name, _key(others))
+        if promise in AT_ONE_POSITION and key not in self._verdicts:
+            whole = self.repaired([*others, left], [condition])
+            telling = self.trial.stilled(condition, whole)
+            if telling is not None:
+                glance = self.repaired(others, [condition]).glancing(telling)
+                if _tried(promise, glance, condition) == "broken":
+                    self._verdicts[key] = "broken"
+        return self.verdict(promise, condition, others, undo=undo) == "broken"
+
     @staticmethod
     def _kin(suspicion: Suspicion, everyone: Sequence[Suspicion]) -> list[Suspicion]:
         """Suspicions of the same fault by the same line of code, under the same condition."""
@@ -133,7 +150,7 @@ class Prover:
         """Whether the fault is seen at its call without the repair, and not with it, everything else being repaired."""
 
         def seen(suspicions: Sequence[Suspicion]) -> bool:
-            trial = self.trial.repaired(edits_of(suspicions), [condition])
+            trial = self.repaired(suspicions, [condition])
             looks = suspicion.fault.look(Examination(trial, self.cells))
             return any(
                 s.site is not None and suspicion.site is not None and s.site.key_name == suspicion.site.key_name
@@ -146,7 +163,7 @@ class Prover:
         """Whether the call itself is finite with its repair and not without it, everything else being repaired."""
 
         def finite(suspicions: Sequence[Suspicion]) -> bool:
-            sites = self.trial.repaired(edits_of(suspicions), [condition]).sites(condition)
+            sites = self.repaired(suspicions, [condition]).sites(condition)
             mine = [
                 s
                 for s in sites
@@ -166,17 +183,21 @@ class Prover:
         Repairs that undo a switch are made only where `undo` asks for them, and then alone.
         """
         suspicions = [s for s in suspicions if s.undoes == undo]
-        key = (promise, condition.name, tuple(sorted((s.fault.name, s.site.key_name) for s in suspicions if s.site)))
+        key = (promise, condition.name, _key(suspicions))
         if key not in self._verdicts:
-            repaired = self.trial.repaired(edits_of(suspicions), [condition])
+            repaired = self.repaired(suspicions, [condition])
             if undo and promise in BETWEEN_RUNS and condition.switch.name != PLAIN.name:
+                repaired = self.trial.repaired(edits_of(suspicions), [condition])
                 repaired.assume(Condition(PLAIN, condition.layout), self.trial)
-            try:
-                found = [c for c in PROMISES[promise].try_on(repaired) if c.condition == condition.name]
-            except CannotCheck:
-                found = []
-            self._verdicts[key] = _together(found)
+            self._verdicts[key] = _tried(promise, repaired, condition)
         return self._verdicts[key]
+
+    def repaired(self, suspicions: Sequence[Suspicion], conditions: Iterable[Condition]) -> Trial:
+        """The model with the repairs of some suspicions, under some conditions."""
+        key = _key(suspicions)
+        if key not in self._models:
+            self._models[key] = self.trial.repaired(edits_of(suspicions), self.trial.everything)
+        return self._models[key].narrowed(conditions)
 
     def still_broken(self, broken: Sequence[Cell], suspicions: Sequence[Suspicion]) -> list[Cell]:
         """Of broken cells those that stay broken with the repairs of some suspicions.
@@ -188,7 +209,7 @@ class Prover:
         for promise in dict.fromkeys(c.promise for c in broken):
             names = [c.condition for c in broken if c.promise == promise]
             concerned = [c for c in self.trial.everything if c.name in names]
-            repaired = self.trial.repaired(edits_of(suspicions), concerned)
+            repaired = self.repaired(suspicions, concerned)
             try:
                 found = list(PROMISES[promise].try_on(repaired))
             except CannotCheck:
@@ -197,6 +218,17 @@ class Prover:
                 if _together([c for c in found if c.condition == cell.condition]) == "broken":
                     left.append(cell)
         return left
+
+
+def _key(suspicions: Sequence[Suspicion]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((s.fault.name, s.site.key_name) for s in suspicions if s.repair is not None and s.site))
+
+
+def _tried(promise: str, trial: Trial, condition: Condition) -> str:
+    try:
+        return _together([c for c in PROMISES[promise].try_on(trial) if c.condition == condition.name])
+    except CannotCheck:
+        return "untried"
 
 
 def _together(cells: Sequence[Cell]) -> str:

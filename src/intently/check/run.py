@@ -14,14 +14,14 @@ from intently import __version__
 from intently.check.naming import Selection, suspects
 from intently.check.observe import narrowest, observed, odd_one_out
 from intently.check.precision import MOST_PARAMETERS_IN_HALF, Setup, noise_floor, parameters, set_up, short
-from intently.check.proof import Prover, edits_of
+from intently.check.proof import Prover
 from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion, documents_leak
 from intently.faults.side_channel import FOLLOWED
 from intently.intent import Intent
 from intently.masks import Mask
 from intently.promises import PROMISES, Condition, Trial, conditions_of, documents_isolated, equal_case, feeds_of
-from intently.promises.cells import narrow
+from intently.promises.cells import narrow, same_as
 from intently.promises.windowed import bites, telling_length
 from intently.report import Cell, Finding, Report, Severity, Verdict
 from intently.sites import Site
@@ -392,14 +392,13 @@ class Check:
     def _side_channels(self, cells: Sequence[Cell], suspicions: Sequence[Suspicion], prover: Prover) -> list[Finding]:
         """What stays broken when every suspect call is repaired is carried by something else."""
         broken = [c for c in cells if c.verdict == "broken" and c.promise in FOLLOWED]
-        known = {c.name for c in prover.trial.everything}
-        broken = [c for c in broken if c.condition in known]
+        broken = _told_apart(prover.trial, broken)
         concerned = [s for s in suspicions if s.repair is not None and s.site is not None]
         left = prover.still_broken(broken, concerned) if concerned else broken
         if not left:
             return []
-        repairs = edits_of([s for s in suspicions if not s.undoes])
-        trial = prover.trial.repaired(repairs, prover.trial.everything) if repairs else prover.trial
+        repairs = [s for s in concerned if not s.undoes]
+        trial = prover.repaired(repairs, prover.trial.everything) if repairs else prover.trial
         attending = {s.site.path for s in suspicions if s.site is not None}
         seen = Examination(trial, tuple(left))
         unread = {each.site.path.split("#")[0] for each in seen.looks() if not each.comparable}
@@ -490,6 +489,18 @@ def _attention_itself(suspicion: Suspicion) -> Suspicion:
         return suspicion
     message = f"the attention of {suspicion.place or 'the model'} brings it in; its mask could not be read (it runs in parts, or unseen)"
     return replace(suspicion, fault=FAULTS[name], message=message, severity=FAULTS[name].severity)
+
+
+def _told_apart(trial: Trial, broken: Sequence[Cell]) -> list[Cell]:
+    """Broken cells of a trial's own conditions, without those of outputs that an earlier condition gives, broken there as well."""
+    names = {(c.promise, c.condition) for c in broken}
+    same = {c.name: same_as(trial, c) for c in trial.conditions} | dict.fromkeys(c.name for c in trial.fed)
+    kept = []
+    for cell in broken:
+        other = same.get(cell.condition)
+        if cell.condition in same and (other is None or (cell.promise, other.name) not in names):
+            kept.append(cell)
+    return kept
 
 
 def _runs(trial: Trial, condition: Condition) -> bool:

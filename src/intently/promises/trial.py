@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +25,7 @@ from intently.targets.target import Switch, Target
 BatchEdit = Callable[[Site, Batch], Any]
 
 MOST_POSITIONS = 12  # positions changed one by one; more are sampled evenly
+TELLING = 2  # positions changed where one that shows a fault is enough
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class Trial:
         self._unrepaired: Trial | None = None
         self.found: dict[Any, Any] = {}  # what a promise worked out, and its faults ask for again
         self._influence: dict[str, Influence] = {}
+        self._glanced: Mapping[str, Tensor] = {}  # the positions to change, of streams of which not all are
         self._outputs: dict[tuple[str, int], Tensor] = {}
         self._sites: dict[str, tuple[Tensor, tuple[Site, ...]]] = {}
         self._pieces: dict[str, Fed] = {}
@@ -230,8 +233,8 @@ class Trial:
             moved, positions = {}, {}
             for stream in self.target.streams:
                 count = stream.positions(self.lengths[stream.argument])
-                chosen = torch.arange(count)
-                if count > MOST_POSITIONS:
+                chosen = self._glanced.get(stream.argument, torch.arange(count))
+                if len(chosen) > MOST_POSITIONS:
                     chosen = torch.linspace(0, count - 1, MOST_POSITIONS).long().unique()
                 rows = []
                 for position in chosen.tolist():
@@ -320,6 +323,34 @@ class Trial:
         other.in_precision = self.in_precision
         other._unrepaired = self._unrepaired or self
         return other
+
+    def narrowed(self, conditions: Iterable[Condition]) -> Trial:
+        """The same trial under some of its conditions; what either of the two runs, both know."""
+        other, chosen = copy.copy(self), tuple(conditions)
+        other.conditions = tuple(c for c in chosen if c.feed is None)
+        other.fed = tuple(c for c in chosen if c.feed is not None)
+        return other
+
+    def glancing(self, positions: Mapping[str, Tensor]) -> Trial:
+        """The same trial with only some positions of each stream changed: enough to see a promise broken, not kept."""
+        other = copy.copy(self)
+        other._influence, other._glanced = {}, positions
+        return other
+
+    def stilled(self, condition: Condition, repaired: Trial) -> dict[str, Tensor] | None:
+        """Per stream the positions that move other outputs here than in a repaired trial, the most telling ones.
+
+        None where either has not changed them one by one.
+        """
+        mine, theirs = self._influence.get(condition.name), repaired._influence.get(condition.name)
+        if mine is None or theirs is None:
+            return None
+        noise = max(self.threshold(mine.base), self.threshold(theirs.base))
+        found = {}
+        for stream, positions in mine.positions.items():
+            differ = (mine.moved[stream] > noise) != (theirs.moved[stream] > noise)
+            found[stream] = positions[differ.flatten(1).sum(1).topk(min(TELLING, len(positions))).indices]
+        return found
 
     def assume(self, condition: Condition, other: Trial) -> None:
         """Take another trial's output for a condition instead of running it."""

@@ -114,15 +114,10 @@ def _pairs(s: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     best = torch.where(torch.isfinite(g), g, torch.full_like(g, -1e300)).amax(-1, keepdim=True)
     ok = torch.isfinite(g) & torch.isfinite(s) & (g > best - 500) & ~_fills(g)
     keys = s.shape[-1]
-    ds, dl, both = [], [], []
-    for step in range(1, min(keys, 9)):
-        ds.append(s[..., step:] - s[..., :-step])
-        dl.append(g[..., step:] - g[..., :-step])
-        both.append(ok[..., step:] & ok[..., :-step])
-    if not ds:
-        return s.new_empty(0), s.new_empty(0)
-    keep = torch.cat([b.flatten() for b in both])
-    return torch.cat([d.flatten() for d in ds])[keep], torch.cat([d.flatten() for d in dl])[keep]
+    near = [(key, key + step) for step in range(1, 9) for key in range(keys - step)]
+    one, two = torch.tensor(near, dtype=torch.long).reshape(-1, 2).unbind(1)
+    both = ok[..., one] & ok[..., two]
+    return (s[..., two] - s[..., one])[both], (g[..., two] - g[..., one])[both]
 
 
 def _fills(g: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,9 +38,12 @@ class Fed:
 
 
 class Runner:
-    """One target in one precision. The user's model is never touched: a copy runs, unless it cannot be copied."""
+    """One target in one precision. The user's model is never touched: a copy runs, unless it cannot be copied.
 
-    def __init__(self, target: Target, dtype: torch.dtype | None = None):
+    `like` is another runner of the target, whose outputs are read in the same way.
+    """
+
+    def __init__(self, target: Target, dtype: torch.dtype | None = None, *, like: Runner | None = None):
         self.target = target
         own = dtype_of(target.model)
         self.dtype = dtype or own
@@ -48,13 +52,11 @@ class Runner:
         self.remembers = False  # the model keeps a cache inside itself: each call starts from what it was
         self.model = _prepared(target.model, self.dtype)
         self.watched = self.model.watched if isinstance(self.model, Program) else self.model
-        self._forms: dict[str, OutputForm] = {}
+        self._forms: dict[str, OutputForm] = like._forms if like is not None else {}
 
     def fresh(self) -> Runner:
         """The same target in another copy, which has run nothing yet."""
-        other = Runner(self.target, self.dtype)
-        other._forms = self._forms
-        return other
+        return Runner(self.target, self.dtype, like=self)
 
     def output(self, batch: Batch, switch: Switch = PLAIN, *, seed: int = 0) -> Tensor:
         """`[batch, position, values]` in float64 for one call of the untouched model."""
@@ -227,7 +229,7 @@ class Runner:
         compiling = staying_compiled(self.model)
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), compiling, switch.enter(self.model):
             warnings.simplefilter("ignore")
-            torch.manual_seed(seed)
+            _seeding()(seed)
             if self.dtype in (torch.float64, torch.float32):
                 torch.set_default_dtype(self.dtype)
             try:
@@ -259,6 +261,12 @@ class Runner:
         with self._context(switch, 0):
             result = call(self.model, {**batch.arguments, **switch.arguments})
         return output_form(result, samples, main.positions(lengths[main.argument]))
+
+
+@functools.cache
+def _seeding() -> Callable[[int], Any]:
+    """What seeds everything that may draw. Where no accelerator is, torch.manual_seed would note a stack for one at each run."""
+    return torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
 
 def _prepared(model: Any, dtype: torch.dtype) -> Any:
