@@ -29,6 +29,8 @@ def alone(trial: Trial, condition: Condition) -> float | None:
     layout = condition.layout
     if any(side == "left" for side in layout.pads.values()) or any(s.length for s in trial.target.streams):
         return None
+    if trial.runner.follows_sources and any(s.argument in layout.padded for s in trial.target.sources):
+        return None  # pads that stand before the tokens move their positions
     batch, kept = trial.batch(layout), trial.kept(layout)
     arguments = dict(batch.arguments)
     lengths = dict(batch.lengths)

@@ -20,6 +20,7 @@ from intently.targets.compiled import staying_compiled
 from intently.targets.feeding import Feed, Held, Way, pieces, unremembered
 from intently.targets.generating import beside
 from intently.targets.program import Program
+from intently.targets.row import in_a_row
 from intently.targets.signature import dtype_of, lengths_for
 from intently.targets.stream import Batch
 from intently.targets.target import OutputForm, Switch, Target, call, output_form, tensors_of
@@ -239,7 +240,13 @@ class Runner:
                 torch.set_default_dtype(before)
 
     def _read(self, result: Any, batch: Batch, switch: Switch) -> Tensor:
-        return self._form_of(switch).read(result)
+        main = self.target.main
+        return self._form_of(switch).read(result, main.positions(batch.lengths[main.argument]))
+
+    @property
+    def follows_sources(self) -> bool:
+        """Whether sources stand in one row with the main stream, in front of it."""
+        return self._form_of(PLAIN).parts[0].side == "last"
 
     def _form_of(self, switch: Switch) -> OutputForm:
         form = self._forms.get(switch.name)
@@ -260,7 +267,13 @@ class Runner:
         main = self.target.main
         with self._context(switch, 0):
             result = call(self.model, {**batch.arguments, **switch.arguments})
-        return output_form(result, samples, main.positions(lengths[main.argument]))
+            form = output_form(result, samples, main.positions(lengths[main.argument]))
+            if form.parts[0].length_axis is not None or len(self.target.streams) == 1:
+                return form
+            return (
+                in_a_row(self.target, batch, result, lambda b: call(self.model, {**b.arguments, **switch.arguments}))
+                or form
+            )
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -191,15 +191,21 @@ class Part:
     batch_axis: int | None
     length_axis: int | None
     width: int = 0
+    side: Literal["", "first", "last"] = ""  # where positions of several streams stand in a row: the main stream's
 
-    def read(self, tensor: Tensor) -> Tensor:
-        """`[batch, position, values]`; one position when the tensor has no sequence axis."""
+    def read(self, tensor: Tensor, positions: int | None = None) -> Tensor:
+        """`[batch, position, values]`; one position when the tensor has no sequence axis.
+
+        Of a row of several streams those of the main one are read, as many as `positions`.
+        """
         axes = [a for a in (self.batch_axis, self.length_axis) if a is not None]
         moved = tensor.detach().movedim(axes, list(range(len(axes))))
         if self.batch_axis is None:
             moved = moved.unsqueeze(0)
         if self.length_axis is None:
             moved = moved.unsqueeze(1)
+        if self.side and positions is not None:
+            moved = moved[:, :positions] if self.side == "first" else moved[:, -positions:]
         return moved.reshape(*moved.shape[:2], -1).double()
 
 
@@ -209,12 +215,12 @@ class OutputForm:
 
     parts: tuple[Part, ...]
 
-    def read(self, output: Any) -> Tensor:
-        """`[batch, position, values]`, the values of all parts side by side."""
+    def read(self, output: Any, positions: int | None = None) -> Tensor:
+        """`[batch, position, values]`, the values of all parts side by side; `positions` are those of the main stream."""
         found = list(tensors_of(output))
         if self.parts[-1].index >= len(found):
             raise CannotCheck(f"the output holds {len(found)} floating tensors where more were seen before")
-        read = [part.read(found[part.index]) for part in self.parts]
+        read = [part.read(found[part.index], positions) for part in self.parts]
         alike = [r for r in read if r.shape[:2] == read[0].shape[:2]]
         return torch.cat(alike, -1) if len(alike) > 1 else read[0]
 
