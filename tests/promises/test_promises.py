@@ -297,8 +297,8 @@ def test_pads_lie_where_the_layout_says():
     trial = Trial(made, FULL, Runner(made, torch.float64), conditions, {"x": 7})
     kept = {c.name: trial.kept(c.layout).get("x") for c in conditions}
     assert kept["batch 2"] is None and kept["mask of ones"].all()
-    assert kept["pads right"].tolist() == [[True] * 4 + [False] * 3, [True] * 7]
-    assert kept["pads left"].tolist() == [[False] * 3 + [True] * 4, [True] * 7]
+    assert kept["pads right"].tolist() == [[True] * 4 + [False] * 3, [True] * 6 + [False]]
+    assert kept["pads left"].tolist() == [[False] * 3 + [True] * 4, [False] + [True] * 6]
 
 
 def test_influence_moves_what_attends():
