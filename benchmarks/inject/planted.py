@@ -38,9 +38,8 @@ def _own_stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
     for name in ("key_value_states", "encoder_hidden_states"):
         if isinstance(named.get(name), Tensor):
             named[name] = own
-    for name in ("attention_mask", "mask", "encoder_attention_mask", "past_key_values", "past_key_value"):
-        if name in named:
-            named[name] = None
+    made = ("attention_mask", "mask", "encoder_attention_mask", "position_bias", "past_key_values", "past_key_value")
+    named.update({name: None for name in made if name in named})
     return args, named
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from intently import Intent, Target
+from intently.faults.cross_miswired import _layer
 from intently.promises import PROMISES, conditions_of
 from intently.promises import memory_respected as promise
 from intently.promises.trial import Trial
@@ -104,3 +106,17 @@ def test_a_model_of_one_stream_has_no_memory():
     target = Target(lambda x: x, Intent(), streams=STREAMS[1:], output="x")
     made = Trial(target, Intent(), Runner(target, torch.float64), conditions_of(target, 2), {"x": 3})
     assert {c.verdict for c in PROMISES["memory-respected"].try_on(made)} == {"not-applicable"}
+
+
+@pytest.mark.parametrize(
+    ("call", "alike", "layer"),
+    [
+        ("decoder.0.cross#0", "decoder.1.cross#0", "decoder.0"),
+        ("block.1.layer.1.attn#0", "block.0.layer.1.attn#0", "block.1"),  # parts of a layer are numbered, too
+        ("stages.0.blocks.1.cross#0", "stages.0.blocks.0.cross#0", "stages.0.blocks.1"),
+        ("blocks.0.layers.0.attn#0", "blocks.0.layers.1.attn#0", "blocks.0.layers.0"),
+    ],
+)
+def test_a_layer_ends_at_the_number_in_which_its_peers_differ(call: str, alike: str, layer: str) -> None:
+    one, other = (SimpleNamespace(key_name=name) for name in (call, alike))
+    assert _layer(one, other) == layer  # type: ignore[arg-type]

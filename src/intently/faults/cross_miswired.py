@@ -70,7 +70,7 @@ def miswired(trial: Trial, condition: Condition, sites: Sequence[Site]) -> Itera
     for w in known:
         alike = readers.get(_place(w.site))
         # Layers that take turns (one over itself, the next over the source) are no fault: there a block has one call.
-        if w.is_own and alike is not None and _stands_beside_own(w, known) and _stands_beside_own(alike, known):
+        if w.is_own and alike is not None and _beside_own(w, alike, known) and _beside_own(alike, w, known):
             yield w, f"its keys and values are the model's own states, where {alike.site.path} reads the source"
     if not any(w.reads_source or w.is_mixed for w in known) and silent(trial, condition):
         names = " or ".join(silent(trial, condition))
@@ -89,9 +89,18 @@ def _block(site: Site) -> str:
     return found.group(1) if found else ""
 
 
-def _stands_beside_own(w: Wiring, everyone: Sequence[Wiring]) -> bool:
+def _layer(site: Site, alike: Site) -> str:
+    """The path of the layer that holds a call: up to the last number in which a call at the same place differs from it."""
+    mine, theirs = (s.key_name.split("#")[0].split(".") for s in (site, alike))
+    last = max((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), default=0)
+    return ".".join(mine[: last + 1])
+
+
+def _beside_own(w: Wiring, alike: Wiring, everyone: Sequence[Wiring]) -> bool:
     """Whether another call of the same layer attends over the model's own states."""
-    return any(o.is_own and o is not w and _block(o.site) == _block(w.site) for o in everyone)
+    layer = _layer(w.site, alike.site)
+    others = (o.site.key_name.split("#")[0] for o in everyone if o.is_own and o is not w)
+    return any(f"{path}.".startswith(f"{layer}.") for path in others)
 
 
 def _meant_for_source(own: Sequence[Wiring]) -> list[Wiring]:
