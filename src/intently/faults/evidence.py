@@ -66,9 +66,10 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     queries, keys = site.queries, site.keys
     structure: Tensor | None = None
     own = intent.mask_at(site.path)
-    if batch.first is not None and query is target.main and query.argument in site.origins.get("key", ()):
+    main = target.main
+    if batch.first is not None and query is main and main.argument in site.origins.get("key", ()):
         # Beside the keys of the piece stand those of the pieces before.
-        return _in_piece(own, batch.kept[query.argument], batch.first, site) if own is not None else None
+        return _in_piece(own, batch.kept[main.argument], batch.first, site) if own is not None else None
     function = query is not None and query.part != ""
     if site.role == "cross" and (query is not key or query is None) and not function:
         parts = "#" in site.path and site.origins.get("query") == site.origins.get("key")

@@ -27,15 +27,10 @@ def needed_tellings(target: Target) -> tuple[Telling, ...]:
     """Arguments about documents that the model cannot do without, by their names alone."""
     parameters = signature(target.model)
     names = plain_names(parameters)
-    found = ((name, form_of_telling(name)) for name in names)
-    forms: list[tuple[str, TellingForm]] = [(name, form) for name, form in found if form is not None]
-    if len(forms) == len(names):
+    tellings = [Telling(name, form, optional=False) for name in names if (form := form_of_telling(name)) is not None]
+    if len(tellings) == len(names):
         return ()  # nothing else carries content
-    return tuple(
-        Telling(name, form, optional=False)
-        for name, form in forms
-        if parameters[name].default is inspect.Parameter.empty
-    )
+    return tuple(t for t in tellings if parameters[t.argument].default is inspect.Parameter.empty)
 
 
 def with_tellings(target: Target) -> Target:

@@ -32,18 +32,21 @@ def in_a_row(target: Target, batch: Batch, output: Any, run: Callable[[Batch], A
                 continue
             part = Part(index, shape.index(batch.samples), shape.index(row), tensor.numel() // (batch.samples * row))
             base = part.read(tensor)
-
-            def moved(names: set[str], part: Part = part, base: Tensor = base) -> Tensor:
-                found = list(tensors_of(run(_anew(target, batch, names))))[part.index]
-                return (part.read(found) - base).abs().mean((0, 2))
-
-            by_main, by_others = moved({main.argument}), moved({s.argument for s in others})
+            by_main, by_others = (
+                _moved(part, base, run(_anew(target, batch, names)))
+                for names in ({main.argument}, {s.argument for s in others})
+            )
             share = by_main / (by_main + by_others).clamp_min(torch.finfo(torch.double).tiny)
             if float(share[:count].amin()) > float(share[count:].amax()):
                 return OutputForm((dataclasses.replace(part, side="first"),))
             if float(share[-count:].amin()) > float(share[:-count].amax()):
                 return OutputForm((dataclasses.replace(part, side="last"),))
     return None
+
+
+def _moved(part: Part, base: Tensor, output: Any) -> Tensor:
+    """How far each output stands from where it stood."""
+    return (part.read(list(tensors_of(output))[part.index]) - base).abs().mean((0, 2))
 
 
 def _combined(target: Target) -> Iterator[tuple[Any, ...]]:
