@@ -49,7 +49,10 @@ class Decoder(nn.Module):
         self.head = nn.Linear(width, vocab)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        x = self.tokens(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        places = torch.arange(input_ids.shape[1])
+        if attention_mask is not None:  # counted from the first real token, wherever the pads lie
+            places = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+        x = self.tokens(input_ids) + self.places(places)
         return self.head(x + self.attention(self.norm(x), attention_mask))
 
 
