@@ -65,7 +65,10 @@ def reference_logits(site: Site, exact: Site) -> Tensor | None:
         return None
     if exact.scale.softcap or not exact.scale.exact or exact.sink or exact.partial or not exact.rows.are_tokens:
         return None
-    scores = tensors.query.double() @ tensors.key.double().mT
+    query, key = tensors.query, tensors.key
+    if (*query.shape[:2], query.shape[-1]) != (*key.shape[:2], key.shape[-1]):
+        return None  # heads that are summed over in the product
+    scores = query.double() @ key.double().mT
     if scores.shape != exact.visible.shape:
         return None
     slope = torch.tensor(exact.scale.factors, dtype=torch.float64)[None, :, None, None] / (exact.scale.inside or 1.0)
