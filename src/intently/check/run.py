@@ -415,7 +415,7 @@ class Check:
     def _finish(self, cells: list[Cell], findings: list[Finding], sites: Sequence[Site]) -> Report:
         findings.sort(key=lambda f: (_SEVERITIES[f.severity], f.site))
         unexplained = _unexplained(cells, findings, self.cured - self.left)
-        self.notes += unexplained + self._about_padding() + self._about_intent() + self._odd_one_out(findings)
+        self.notes += unexplained + self._about_padding() + self._about_intent(cells) + self._odd_one_out(findings)
         runners = [self.trial.runner, self.setup.runner, *self.setup.others.values()]
         intent = self.intent
         return Report(
@@ -431,7 +431,7 @@ class Check:
             notes=tuple(self.notes),
         )
 
-    def _about_intent(self) -> list[str]:
+    def _about_intent(self, cells: Sequence[Cell]) -> list[str]:
         """What of an intent no promise judges yet must not pass for kept."""
         mask = self.intent.mask
         length = self.setup.lengths[self.target.main.argument]
@@ -446,11 +446,12 @@ class Check:
             )
         seen = mask.without_bands().matrix(length)
         earlier = ~seen & torch.ones_like(seen).tril()
-        if seen.dim() == 2 and not bool(earlier.any()):
+        apart = any(c.promise == "documents-isolated" and c.verdict in ("kept", "broken") for c in cells)
+        if apart or (seen.dim() == 2 and not bool(earlier.any())):
             return notes
         return [
             *notes,
-            f"of the intent {mask!s}, only later keys, windows and pads are judged: that it hides other earlier keys (documents) is not",
+            f"of the intent {mask!s}, only later keys, windows and pads are judged: that it hides other earlier keys is not",
         ]
 
     def _odd_one_out(self, findings: Sequence[Finding]) -> list[str]:
