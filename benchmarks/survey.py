@@ -115,11 +115,7 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--anew", action="store_true", help="forget what was done before")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        print(json.dumps(one(given.one)))
-        return
     if given.anew:
         STATE.unlink(missing_ok=True)
     types = given.types or list(building.model_types())

@@ -177,4 +177,4 @@ def test_outcomes_are_kept_and_not_made_twice(tmp_path: Any) -> None:
 
 
 def test_a_process_that_fails_says_why() -> None:
-    assert "status" in workers.outcome("benchmarks.nowhere", "x", limit=60)["why"]
+    assert "nowhere" in workers.outcome("benchmarks.nowhere", "x", limit=60)["why"]

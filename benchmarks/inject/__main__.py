@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -52,8 +51,9 @@ def judged(model: torch.nn.Module) -> dict[str, Any]:
     return {"verdict": report.verdict, "errors": errors, "seconds": report.seconds, "forwards": report.forwards}
 
 
-def one(name: str, number: int) -> dict[str, Any]:
+def one(name: str) -> dict[str, Any]:
     """Everything that is planted in one architecture. Each change goes to one call or to all, in turn."""
+    number = ARCHITECTURES.index(name) if name in ARCHITECTURES else 0
     torch.set_num_threads(1)
     try:
         built = tiny(name)
@@ -162,19 +162,14 @@ def main() -> None:
     parser.add_argument("types", nargs="*", help="transformers types; all of the list when none is named")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--anew", action="store_true", help="forget what was done before")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        number = ARCHITECTURES.index(given.one) if given.one in ARCHITECTURES else 0
-        print(json.dumps(one(given.one, number)))
-        return
     if given.anew:
         STATE.unlink(missing_ok=True)
     names = given.types or list(ARCHITECTURES)
     state = workers.State(STATE)
     if given.types:
         state.done = {n: d for n, d in state.done.items() if n not in names}
-    run = workers.each(names, lambda n: workers.outcome("benchmarks.inject", n, limit=LIMIT), state, given.processes)
+    run = workers.each(names, lambda n: workers.outcome("benchmarks.inject.__main__", n, limit=LIMIT), state, given.processes)
     for number, (name, found) in enumerate(run, 1):
         print(f"{number}/{len(names)} {name}: {_said(found)}", flush=True)
     if not given.types:

@@ -6,10 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from intently.intent import Intent, layer_of
 from intently.masks import Mask, recognise
 from intently.sites import Site
 from intently.targets.target import Target
+
+COMPARED = 8  # positions on which two masks are compared
 
 
 @dataclass(frozen=True)
@@ -48,20 +52,27 @@ def observed(target: Target, lengths: Mapping[str, int], sites: Sequence[Site]) 
 
 
 def narrowest(first: Intent, others: Sequence[Intent], sites: Sequence[Site]) -> Intent:
-    """Of intents observed in several runs, the one with most windows: a run in which a window is lost does not set the measure.
+    """Of intents observed in several runs, the one that hides most: a run in which a mask is lost does not set the measure.
 
-    Only those count that agree with the first where windows are left aside.
+    No run is given anything to hide, so what one of them hides is the model's own rule. Windows are compared last, and
+    those count only that see nothing else than the first does.
     """
-
-    def windows(intent: Intent) -> int:
-        masks = [intent.mask_at(s.path) for s in sites if s.role == "self"]
-        return sum(m is not None and m.without_bands() != m for m in masks)
-
     if first.mask is None or first.origin != "observed":
         return first
-    whole = first.mask.without_bands()
-    alike = [o for o in others if o.mask is not None and o.mask.without_bands() == whole]
-    return max([first, *alike], key=windows)
+    seen = _without_windows(first.mask)
+
+    def hidden(intent: Intent) -> tuple[int, int]:
+        assert intent.mask is not None
+        masks = [intent.mask_at(s.path) for s in sites if s.role == "self"]
+        windows = sum(m is not None and m.without_bands() != m for m in masks)
+        return int((~_without_windows(intent.mask)).sum()), windows
+
+    within = [o for o in others if o.mask is not None and not bool((_without_windows(o.mask) & ~seen).any())]
+    return max([first, *within], key=hidden)
+
+
+def _without_windows(mask: Mask) -> Tensor:
+    return mask.without_bands().matrix(COMPARED)
 
 
 def odd_one_out(target: Target, lengths: Mapping[str, int], sites: Sequence[Site]) -> tuple[Site, str] | None:

@@ -99,14 +99,12 @@ class Check:
         return self._finish(cells, findings, plain)
 
     def _intent(self, plain: Sequence[Site]) -> Intent:
-        """The stated intent, or what is observed with no mask given, or with one of ones where that shows more windows."""
+        """The stated intent, or what is observed in the runs that are given no mask, or one of ones."""
         found = observed(self.target, self.setup.lengths, plain)
         if found.origin != "observed" or found.mask is None:
             return found
-        ones = [
-            c for c in self.trial.conditions if c.switch.name == PLAIN.name and c.layout.pads and not c.layout.padded
-        ]
-        others = [observed(self.target, self.setup.lengths, self.trial.sites(c)) for c in ones[:1]]
+        whole = [c for c in self.trial.conditions if c.layout.samples > 1 and not c.layout.padded]
+        others = [observed(self.target, self.setup.lengths, self.trial.sites(c)) for c in whole]
         return narrowest(found, others, plain)
 
     def _longer(self) -> Trial | None:

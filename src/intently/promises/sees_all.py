@@ -11,7 +11,7 @@ from intently.promises import cells
 from intently.promises.base import Promise
 from intently.promises.trial import Condition, Influence, Trial
 from intently.report import Cell
-from intently.targets.stream import Stream
+from intently.targets.stream import Batch, Stream
 
 FINE = 1e-12  # a coarser unit of rounding swallows the effect of a key of small weight as a whole
 
@@ -35,7 +35,27 @@ def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
         found[stream.argument] = allowed & (least >= moved[:, 0].T) & rows & real
         if trial.runner.resolution > FINE and bool(found[stream.argument].any()):
             found[stream.argument] &= ~_faint(trial, condition, stream, outputs)
+        lost = (found[stream.argument] == (allowed & rows & real)).all(0) & found[stream.argument].any(0)
+        for index in lost.nonzero()[:, 0].tolist():
+            if not _reaches_attention(trial, condition, stream, int(influence.positions[stream.argument][index])):
+                found[stream.argument][:, index] = False
     return found
+
+
+def _reaches_attention(trial: Trial, condition: Condition, stream: Stream, position: int) -> bool:
+    """Whether anything that a call attends with depends on a position: what is cut off before (by a convolution whose
+    stride leaves a rest) is not hidden by attention."""
+    batch = trial.batch(condition.layout)
+    changed = stream.change(batch.arguments[stream.argument], 0, position, trial.seed + 1)
+    other = Batch({**batch.arguments, stream.argument: changed}, batch.lengths, batch.samples, batch.kept)
+    before, after = (trial.traced(b, condition.switch)[1] for b in (batch, other))
+    pairs = [
+        (getattr(a.tensors, part), getattr(b.tensors, part))
+        for a, b in zip(before, after, strict=False)
+        for part in ("query", "key", "value")
+    ]
+    known = bool(pairs) and all(a is not None and b is not None and a.shape == b.shape for a, b in pairs)
+    return not known or trial.runner.opaque or any(not torch.equal(a, b) for a, b in pairs)
 
 
 def _faint(trial: Trial, condition: Condition, stream: Stream, outputs: int) -> Tensor:

@@ -41,6 +41,7 @@ from intently.targets.signature import (
 from intently.targets.stream import Padding, Stream
 from intently.targets.switches import switches_of
 from intently.targets.target import Target, call, tensors_of
+from intently.targets.towers import with_towers
 
 _STREAMLIKE = (
     "input_ids", "ids", "tokens", "token_ids", "idx", "x", "input", "inputs", "src", "source", "hidden_states", "features", "pixel_values",
@@ -69,7 +70,7 @@ def discover(target: Target) -> Target:
         target, model=private(model), tellings=needed_tellings(target), length=target.length or stated_length(target)
     )
     found = with_padding(_from_example(probe) if target.inputs is not None else _by_trying(probe))
-    found = with_tellings(found)
+    found = with_tellings(with_towers(found))
     found = dataclasses.replace(found, model=model)
     notes = (*found.notes, NOTE) if is_compiled(model) else found.notes
     return dataclasses.replace(found, switches=(*found.switches, *switches_of(model, found)), notes=notes)

@@ -24,6 +24,7 @@ from intently.targets.huggingface_intent import intent_of, text_fields
 from intently.targets.packing import with_tellings
 from intently.targets.signature import dtype_of, lengths_for, signature
 from intently.targets.target import Switch, Target, call
+from intently.targets.towers import with_towers
 
 # Without weights a larger architecture is shrunk: random numbers of full size show no more.
 MOST_RANDOM_PARAMETERS = 50_000_000
@@ -141,7 +142,7 @@ def _with_scales(stated: Intent | None, read: Intent | None) -> Intent | None:
 
 
 def _target(model: Any, kind: str, name: str) -> Target:
-    target = with_tellings(with_streams(Target(model, name=name, known=True)))
+    target = with_tellings(with_towers(with_streams(Target(model, name=name, known=True))))
     target = dataclasses.replace(target, intent=intent_of(model, kind, target))
     return dataclasses.replace(target, switches=tuple(_switches(target)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,8 @@ def _followed(target: Target) -> str:
     return next((s.argument for s in streams if s.positions(lengths[s.argument]) in shape), streams[0].argument)
 
 
+_CROSS = re.compile(r"cross|enc(oder)?_?(dec(oder)?_?)?att|EncDec", re.IGNORECASE)
+
 # Arguments by which a decoder that stands alone is given what it reads, and their key masks.
 _MEMORY = {"encoder_hidden_states": "encoder_attention_mask", "cross_attention_states": ""}
 
@@ -95,6 +98,8 @@ def _with_memory(target: Target) -> Target:
     """The target with a stream for the states of an encoder, where the model holds cross-attention that reads them."""
     taken = signature(target.model)
     held = {s.argument for s in target.streams}
+    if not _has_cross_attention(target.model):
+        return target  # some encoders hand what they are given to self-attention, in place of their own states
     for name in (n for n in _MEMORY if n in taken and n not in held):
         for width in _memory_widths(target.model):
             # In front: a stream that comes later is the shorter one.
@@ -105,6 +110,11 @@ def _with_memory(target: Target) -> Target:
                     target = wider
                 break  # it runs and is not read: there is no cross-attention
     return target
+
+
+def _has_cross_attention(model: nn.Module) -> bool:
+    adds = any(vars(node).get("add_cross_attention") for node in shrink_example._nodes(model.config))
+    return adds or any(_CROSS.search(name) for name, _ in model.named_modules())
 
 
 def _memory_widths(model: nn.Module) -> list[int]:

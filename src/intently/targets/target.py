@@ -59,6 +59,7 @@ class Target:
     length: int | None = None
     name: str = ""
     streams: tuple[Stream, ...] = ()
+    aside: tuple[Stream, ...] = ()  # given besides, of a fixed length; the output is not made from them
     output: str | None = None  # the stream whose positions the output follows
     constants: Mapping[str, Any] = field(default_factory=dict)
     switches: tuple[Switch, ...] = ()
@@ -140,6 +141,12 @@ class Target:
             )
             if stream.padding is not None and (given is not None or not stream.padding.optional):
                 arguments[stream.padding.argument] = stream.padding.value(real[stream.argument])
+        for number, stream in enumerate(self.aside, len(self.streams)):
+            length = stream.length or 1
+            arguments[stream.argument] = stream.make(samples, length, seed * 31 + number, dtype)
+            if stream.padding is not None and not stream.padding.optional:
+                kept_whole = torch.ones(samples, stream.positions(length), dtype=torch.bool)
+                arguments[stream.padding.argument] = stream.padding.value(kept_whole)
         return Batch({**arguments, **self.told(samples, lengths[self.main.argument])}, dict(lengths), samples, real)
 
     def sites(self) -> tuple[SiteRecord, ...]:
