@@ -96,6 +96,36 @@ def test_what_is_applied_is_silent_and_what_is_not_is_proven(kind: type[Layer]) 
     assert told(checked(Stack(kind, deaf(kind)))) == [("bias-ignored", "error", "layers.1", "proven")]
 
 
+class Uneven:
+    """A configuration of layers that differ: it says how attention is capped, and for the whole model not how wide heads are."""
+
+    def __init__(self) -> None:
+        self.softcap, self.head_dim, self.query_pre_attn_scalar = 2.0, D, D
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("head_dim", "query_pre_attn_scalar"):
+            raise RuntimeError(f"{name} varies by layer")
+        return super().__getattribute__(name)
+
+
+class Configured(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Uneven()
+
+    def weights(self, logits: Tensor) -> Tensor:
+        return (self.config.softcap * torch.tanh(logits / self.config.softcap)).softmax(-1)
+
+
+@pytest.mark.parametrize(("kind", "faults"), [(Configured, set()), (deaf(Configured), {"bias-ignored"})])
+def test_a_field_that_cannot_be_read_is_passed_over_and_the_others_are_tried(
+    kind: type[Layer], faults: set[str]
+) -> None:
+    target = Target(Stack(kind, kind).eval(), Intent(Mask.full()), features=WIDTH)
+    report = intently.check(target, select=["knobs-live", "scaled"])
+    assert {f.fault for f in report.findings} == faults
+
+
 def test_the_same_bias_for_all_layers_and_one_layer_without_it() -> None:
     class Shared(Layer):
         def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:

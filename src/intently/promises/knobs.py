@@ -16,6 +16,7 @@ from intently.promises.scaled import configurations
 from intently.promises.trial import Trial
 from intently.sites import Site
 from intently.sites.measure import HIDDEN_NATS
+from intently.targets.field import field_of
 
 Kind = Literal["softcap", "sink", "bias", "scale", "norm", "parameter"]
 MOST_TURNED = 12  # knobs turned one by one; of more than that, the first ones
@@ -109,8 +110,7 @@ def knobs_of(model: Any, sites: Sequence[Site]) -> tuple[Knob, ...]:
                 whole = name if path == "(root)" else f"{path}.{name}"
                 tensors[id(tensor)] = Knob(whole, kind or "parameter", path, (tensor,), named=kind is not None)
         for holder, field, place in _fields(module, path):
-            value = holder[field] if isinstance(holder, dict) else getattr(holder, field, None)
-            kind = _kind_of_field(field, value)
+            kind = _kind_of_field(field, field_of(holder, field))
             if kind is None:
                 continue
             known = fields.get((field, place))

@@ -14,6 +14,7 @@ from intently.promises.base import Promise
 from intently.promises.trial import Trial
 from intently.report import Cell
 from intently.sites import Site
+from intently.targets.field import field_of
 
 
 def intended(trial: Trial, site: Site) -> float | None:
@@ -57,7 +58,7 @@ def stated_factors(model: Any) -> tuple[float, ...]:
             for field in names:
                 if not _STATED.search(str(field)):
                     continue
-                value = held[field] if isinstance(held, dict) else getattr(held, field, None)
+                value = field_of(held, field)
                 if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
                     found |= {float(value), 1 / value, value**-0.5}
     return tuple(found)

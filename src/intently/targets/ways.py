@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from intently.targets.feeding import Feed, StartForm, Way
+from intently.targets.field import field_of
 from intently.targets.running import Fed, Runner
 from intently.targets.signature import CACHE, POSITIONS, START, lengths_for, plain_names, signature
 from intently.targets.stream import Batch
@@ -276,5 +277,5 @@ def _others(model: Any, way: Way) -> Iterator[Way]:
             return StaticCache(config=config, max_cache_len=2 + max(k.shape[1] for k in batch.kept.values()))
 
         yield dataclasses.replace(way, name="static cache", empty=fixed)
-        if getattr(config, "sliding_window", None):
+        if field_of(config, "sliding_window"):
             yield dataclasses.replace(way, name="cache without a window", empty=lambda model, batch: DynamicCache())
