@@ -15,7 +15,7 @@ from intently.report import Source
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent.parent)
 # These stand between a module and its caller, where a fast path is shadowed or flex attention watched.
-_TRACING = (str(Path(_HERE) / "sites" / "trace.py"), str(Path(_HERE) / "sites" / "flex.py"))
+_TRACING = tuple(str(Path(_HERE) / "sites" / name) for name in ("trace.py", "flex.py", "scripted.py"))
 _MECHANISM = str(Path(_HERE) / "mechanism")  # a library to models that are built from it, as torch is
 # Parts of this package that play the user: a model's modules come from there.
 _PLAYING = (str(Path(_HERE) / "demo"), str(Path(_MECHANISM) / "layers"))

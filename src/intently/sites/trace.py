@@ -565,8 +565,10 @@ def tracing(root: object, arguments: Mapping[str, Any], settings: Settings | Non
     """Trace everything that runs inside; the tracer's `sites()` tells what was found."""
     tracer = Tracer(root, arguments, settings or Settings())
     from intently.sites.flex import watching_flex
+    from intently.sites.scripted import watching_scripted
 
-    with _fast_paths(tracer), watching_flex(tracer), torch.compiler.set_stance("force_eager"), tracer:
+    watching = watching_flex(tracer), watching_scripted(tracer)
+    with _fast_paths(tracer), watching[0], watching[1], torch.compiler.set_stance("force_eager"), tracer:
         yield tracer
 
 
