@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -42,13 +43,13 @@ def written_into(x: Tensor) -> Tensor:
 
 
 def asked(x: Tensor) -> Tensor:
-    if torch.jit.is_scripting():
+    if torch.jit.is_scripting():  # pyright: ignore
         return x * 3.0
     return x.flip(1)
 
 
 def raising(x: Tensor) -> Tensor:
-    if not torch.jit.is_scripting():
+    if not torch.jit.is_scripting():  # pyright: ignore
         raise LookupError("not Python")
     return x * 3.0
 
@@ -105,6 +106,7 @@ def test_attention_in_a_scripted_function_is_found_at_its_line_and_can_be_edited
     plain, (site,), hidden = run(model)
     assert not hidden
     assert site.path == "(root)"
+    assert site.scale is not None
     assert site.scale.factors == (0.5,) * HEADS
     assert site.source is not None
     assert site.source.line == attend.__code__.co_firstlineno + 1
@@ -134,7 +136,7 @@ def test_a_recorded_function_whose_python_says_something_else_stays_hidden() -> 
         return x * float(calls.pop())
 
     calls = [5, 2, 2]
-    recorded = torch.jit.trace(grows, torch.ones(1, 1, 1, 1, dtype=torch.float64), check_trace=False)
+    recorded: Any = torch.jit.trace(grows, torch.ones(1, 1, 1, 1, dtype=torch.float64), check_trace=False)
     assert calls == [5, 2]
     assert run(Attention(recorded))[2] is False
     assert run(Attention(recorded))[2] is True
