@@ -169,7 +169,9 @@ def main() -> None:
     state = workers.State(STATE)
     if given.types:
         state.done = {n: d for n, d in state.done.items() if n not in names}
-    run = workers.each(names, lambda n: workers.outcome("benchmarks.inject.__main__", n, limit=LIMIT), state, given.processes)
+    run = workers.each(
+        names, lambda n: workers.outcome("benchmarks.inject.__main__", n, limit=LIMIT), state, given.processes
+    )
     for number, (name, found) in enumerate(run, 1):
         print(f"{number}/{len(names)} {name}: {_said(found)}", flush=True)
     if not given.types:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from intently import Intent, Target
-from intently.faults.cross_miswired import _layer
+from intently.faults.wiring import layer as layer_of
 from intently.promises import PROMISES, conditions_of
 from intently.promises import memory_respected as promise
 from intently.promises.trial import Trial
@@ -119,4 +119,4 @@ def test_a_model_of_one_stream_has_no_memory():
 )
 def test_a_layer_ends_at_the_number_in_which_its_peers_differ(call: str, alike: str, layer: str) -> None:
     one, other = (SimpleNamespace(key_name=name) for name in (call, alike))
-    assert _layer(one, other) == layer  # type: ignore[arg-type]
+    assert layer_of(one, other) == layer  # type: ignore[arg-type]

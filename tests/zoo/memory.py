@@ -20,9 +20,16 @@ class Own(nn.Module):
         super().__init__()
         self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+    def read(self, x: Tensor, context: Tensor) -> Tensor:
+        """What keys and values are made of."""
+        return x
+
+    def forward(self, x: Tensor, context: Tensor, context_mask: Tensor | None) -> Tensor:
+        states = self.read(x, context)
+        q, k, v = (self.qkv(s).chunk(3, -1)[i] for i, s in enumerate((x, states, states)))
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (q, k, v))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=states is x)
+        return self.o(attended.transpose(1, 2).flatten(2))
 
 
 class Cross(nn.Module):
@@ -69,13 +76,13 @@ class Fused(Cross):
 
 
 class Layer(nn.Module):
-    def __init__(self, cross: type[nn.Module]) -> None:
+    def __init__(self, cross: type[nn.Module], own: type[nn.Module] = Own) -> None:
         super().__init__()
-        self.own, self.cross = Own(), cross()
+        self.own, self.cross = own(), cross()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor, context: Tensor, context_mask: Tensor | None) -> Tensor:
-        x = x + self.own(self.norm1(x))
+        x = x + self.own(self.norm1(x), context, context_mask)
         return x + self.cross(self.norm2(x), context, context_mask)
 
 
@@ -114,6 +121,14 @@ class TorchDecoder(nn.Module):
 def captioner(*crosses: type[nn.Module]) -> Target:
     torch.manual_seed(21)
     return Target(Captioner(crosses).eval(), Intent(Mask.causal()))
+
+
+def listener(*owns: type[nn.Module]) -> Target:
+    """A captioner whose layers differ in the call over its own words."""
+    torch.manual_seed(23)
+    model = Captioner(())
+    model.layers = nn.ModuleList(Layer(Cross, own) for own in owns)
+    return Target(model.eval(), Intent(Mask.causal()))
 
 
 def layers(passed: type) -> Target:
@@ -159,6 +174,11 @@ class FusedOverItself(Fused):
 class KeysOfItself(Cross):
     def read(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         return x[:, : context.shape[1]], context
+
+
+class OwnOverTheContext(Own):
+    def read(self, x: Tensor, context: Tensor) -> Tensor:
+        return context
 
 
 class PassedOn:
@@ -222,6 +242,25 @@ CASES = (
         build=captioner,
         bad=(FusedOverItself, FusedOverItself),
         good=(N, N),
+    ),
+    *plant(
+        "sdpa",
+        "cross-miswired",
+        "self-attention of every layer reads the context",
+        "layers.0.own",
+        "layers.1.own",
+        build=listener,
+        bad=(OwnOverTheContext, OwnOverTheContext),
+        good=(Own, Own),
+    ),
+    *plant(
+        "einsum",
+        "cross-miswired",
+        "self-attention of one layer reads the context",
+        "layers.1.own",
+        build=listener,
+        bad=(ReadsItself, Cross),
+        good=(ReadsItself, ReadsItself),
     ),
     *plant(
         "multihead",

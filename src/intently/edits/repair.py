@@ -391,7 +391,8 @@ def split_heads(wanted: Callable[[Site], Tensor | None], length: int | None, bro
 def attend_to(memory: Callable[[Site], Tensor | None], kept: Callable[[Site], Tensor | None]) -> Repair:
     """Keys and values made of other hidden states, `[batch, position, width]`, by the call's own projections.
 
-    `kept` says which of them are real, bool `[batch, position]`; all where it gives None.
+    `kept` says which of them are real, bool `[batch, position]`, or which a query sees, bool broadcastable to
+    `[batch, heads, query, position]`; all where it gives None.
     """
 
     def repair(site: Site) -> Replacement | None:
@@ -410,8 +411,8 @@ def attend_to(memory: Callable[[Site], Tensor | None], kept: Callable[[Site], Te
         slope = torch.tensor([f / inside for f in factors], dtype=torch.float64)[None, :, None, None]
         logits = slope * (tensors.query.double() @ key.double().mT)
         mask = kept(site)
-        if mask is not None and mask.shape == (hidden.shape[0], hidden.shape[1]):
-            logits = logits.masked_fill(~mask[:, None, None, :], float("-inf"))
+        if mask is not None:
+            logits = logits.masked_fill(~(mask[:, None, None, :] if mask.dim() == 2 else mask), float("-inf"))
         return Replacement(output=softmax(logits) @ value.double())
 
     return repair

@@ -1,74 +1,47 @@
-"""Fault `cross-miswired`: a call meant for the source reads the model's own states, in its keys, its values or both."""
+"""Fault `cross-miswired`: a call meant for the source reads the model's own states, in keys or values; or the reverse."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from intently.edits import attend_to, silence
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination, Look
+from intently.faults.own_unread import misled, own_states, reaching_others
+from intently.faults.wiring import (
+    Wiring,
+    beside,
+    feedable,
+    in_pairs,
+    place,
+    read_by,
+    replaced,
+    speaks_of_source,
+    wirings,
+)
 from intently.promises import Condition, Trial, difference
 from intently.promises.memory_respected import silent
 from intently.report import Witness
 from intently.sites import Site
 from intently.targets.stream import Batch
 
-_SPEAKS_OF_SOURCE = re.compile(
-    r"cross|memory|context|enc(oder)?_?dec|(encoder|enc|src|source)_?att|multihead_attn|inter_?att", re.I
-)
+_NO_PROJECTION, _NOT_ANEW = "its keys or values are no plain projection of hidden states", "they cannot be made anew"
 _SHOWN_BY = ("memory-respected", "causal", "sees-all", "padding-inert")  # promises that a wrong source may break
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """Where the keys and the values of a call come from, among a target's streams."""
-
-    site: Site
-    key: str  # source | own | neither
-    value: str
-
-    @property
-    def reads_source(self) -> bool:
-        return self.key == self.value == "source"
-
-    @property
-    def is_own(self) -> bool:
-        return self.key == self.value == "own"
-
-    @property
-    def is_mixed(self) -> bool:
-        return {self.key, self.value} == {"source", "own"}
-
-
-def wirings(trial: Trial, sites: Sequence[Site]) -> list[Wiring]:
-    """The calls whose queries belong to the main stream, and where the rest of each comes from."""
-    main = trial.target.main.argument
-    sources = {s.argument for s in trial.target.sources}
-
-    def of(origins: frozenset[str]) -> str:
-        return "own" if main in origins else "source" if origins & sources else "neither"
-
-    return [
-        Wiring(s, of(s.origins.get("key", frozenset())), of(s.origins.get("value", frozenset())))
-        for s in sites
-        if main in s.origins.get("query", frozenset())
-    ]
 
 
 def miswired(trial: Trial, condition: Condition, sites: Sequence[Site]) -> Iterator[tuple[Wiring, str]]:
     """The calls that should read the source, with what tells it."""
-    known = [w for w in wirings(trial, sites) if not _replaced(w.site)]
+    known = [w for w in wirings(trial, sites) if not replaced(w.site)]
     for w in known:
         if w.is_mixed:
             keys, values = ("the source", "the model's own states")[:: 1 if w.key == "source" else -1]
             yield w, f"its keys come from {keys} and its values from {values}"
-    readers = {_place(w.site): w for w in known if w.reads_source}
+    readers = {place(w.site): w for w in known if w.reads_source}
     for w in known:
-        alike = readers.get(_place(w.site))
+        alike = readers.get(place(w.site))
         # Layers that take turns (one over itself, the next over the source) are no fault: there a block has one call.
         if w.is_own and alike is not None and _beside_own(w, alike, known) and _beside_own(alike, w, known):
             yield w, f"its keys and values are the model's own states, where {alike.site.path} reads the source"
@@ -78,45 +51,13 @@ def miswired(trial: Trial, condition: Condition, sites: Sequence[Site]) -> Itera
             yield w, f"its keys and values are the model's own states, and no call reads {names}"
 
 
-def _place(site: Site) -> str:
-    """A call's place in its layer: its path without the layer's number, and which of the module's calls it is."""
-    return re.sub(r"(?<![^.])\d+(?=[.#])", "*", site.key_name)
-
-
-def _block(site: Site) -> str:
-    """The path of the layer that holds a call: up to the last number in it; all of it where there is none."""
-    found = re.match(r"(.*(?:^|\.)\d+)(?=[.#])", site.key_name)
-    return found.group(1) if found else ""
-
-
-def _layer(site: Site, alike: Site) -> str:
-    """The path of the layer that holds a call: up to the last number in which a call at the same place differs from it."""
-    mine, theirs = (s.key_name.split("#")[0].split(".") for s in (site, alike))
-    last = max((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), default=0)
-    return ".".join(mine[: last + 1])
-
-
 def _beside_own(w: Wiring, alike: Wiring, everyone: Sequence[Wiring]) -> bool:
-    """Whether another call of the same layer attends over the model's own states."""
-    layer = _layer(w.site, alike.site)
-    others = (o.site.key_name.split("#")[0] for o in everyone if o.is_own and o is not w)
-    return any(f"{path}.".startswith(f"{layer}.") for path in others)
+    return beside(w, alike, everyone, lambda o: o.is_own)
 
 
 def _meant_for_source(own: Sequence[Wiring]) -> list[Wiring]:
     """Of calls that all read own states, those whose name speaks of a source; else the second one of each layer."""
-    named = [w for w in own if _SPEAKS_OF_SOURCE.search(w.site.key_name)]
-    if named:
-        return named
-    blocks: dict[str, list[Wiring]] = {}
-    for w in own:
-        blocks.setdefault(_block(w.site), []).append(w)
-    return [calls[1] for calls in blocks.values() if len(calls) == 2]
-
-
-def _replaced(site: Site) -> bool:
-    """Whether an edit has put another output in the call's place, whatever it read."""
-    return site.repaired and site.tensors is not None and site.tensors.logits is None
+    return [w for w in own if speaks_of_source(w)] or [second for _, second in in_pairs(own)]
 
 
 class Memory:
@@ -138,15 +79,15 @@ class Memory:
         if here is None or here.site.tensors is None:
             return None
         if here.is_mixed:
-            return _read_by(here.site, "key" if here.key == "source" else "value", batch)
-        alike = next((w for w in known if w.reads_source and _place(w.site) == _place(here.site)), None)
+            return read_by(here.site, "key" if here.key == "source" else "value", batch)
+        alike = next((w for w in known if w.reads_source and place(w.site) == place(here.site)), None)
         if alike is not None:
-            return _read_by(alike.site, "key", batch)
+            return read_by(alike.site, "key", batch)
         return self._ready(here.site, batch)
 
     def _ready(self, site: Site, batch: Batch) -> Tensor | None:
         """The latest hidden states made of the source alone, of the width that the call reads."""
-        own = _read_by(site, "key", batch)
+        own = read_by(site, "key", batch)
         target = self.trial.target
         sources, main = {s.argument for s in target.sources}, target.main.argument
         for origins, tensor in reversed(list(site.ready.items())):
@@ -161,59 +102,66 @@ class Memory:
         return next((m for m in masks if hidden is not None and m.shape == hidden.shape[:2]), None)
 
 
-def _read_by(site: Site, name: str, batch: Batch) -> Tensor | None:
-    projection = site.tensors.projections.get(name) if site.tensors is not None else None
-    return projection.hidden(batch.samples) if projection is not None else None
-
-
 def look(seen: Examination) -> Iterator[Suspicion]:
     trial = seen.trial
-    if not trial.target.sources or trial.target.known:
-        return  # what a released architecture reads where was trained that way
+    if not trial.target.sources:
+        return
     for condition in seen.distinct:
-        looks = list(seen.looks([condition]))
-        for wrong, why in miswired(trial, condition, [each.site for each in looks]):
-            each = next(each for each in looks if each.site is wrong.site)
-            yield _suspicion(seen, each, wrong, why)
+        looks = {id(each.site): each for each in seen.looks([condition])}
+        sites = [each.site for each in looks.values()]
+        for wrong, why in misled(seen, condition, sites):
+            yield _reading_the_source(seen, looks[id(wrong.site)], wrong, why)
+        if trial.target.known:
+            continue  # where a released architecture reads itself was trained that way
+        for wrong, why in miswired(trial, condition, sites):
+            yield _reading_itself(seen, looks[id(wrong.site)], wrong, why)
 
 
-def _suspicion(seen: Examination, each: Look, wrong: Wiring, why: str) -> Suspicion:
+def _reading_the_source(seen: Examination, each: Look, wrong: Wiring, why: str) -> Suspicion:
+    repair = own_states(seen)
+    repairable = repair(each.site, each.batch) is not None
+    return Suspicion(
+        fault=FAULT,
+        promise="sees-all",
+        site=each.site,
+        message=f"a call meant for the model's own states reads the source: {why}",
+        witness=_origins(each.site),
+        repair=repair if repairable else None,
+        condition=each.condition.name,
+        proven_by=reaching_others(seen.trial, each.condition, wrong, repair) if repairable else "",
+        unprovable="" if repairable else f"{_NO_PROJECTION}, or the mask meant here is not known: {_NOT_ANEW}",
+    )
+
+
+def _origins(site: Site) -> Witness:
+    held = {n: ", ".join(sorted(site.origins.get(n, frozenset()))) for n in ("query", "key", "value")}
+    said = f"queries hold {held['query']}; keys hold {held['key']}; values hold {held['value']}"
+    return Witness(said, None, {"queries": site.queries, "keys": site.keys})
+
+
+def _reading_itself(seen: Examination, each: Look, wrong: Wiring, why: str) -> Suspicion:
     condition, site = each.condition, each.site
     memory = Memory(seen.trial, condition, wrong)
     fed = memory.of(each.batch)
-    repairable = fed is not None and site.tensors is not None and _feedable(site, fed)
+    repairable = fed is not None and site.tensors is not None and feedable(site, fed)
 
-    def repair(s: Site, batch: Batch):
+    def repair(s: Site, batch: Batch) -> Any:
         return attend_to(lambda _: memory.of(batch), lambda _: memory.kept(batch))(s)
 
     promise = next((p for p in _SHOWN_BY if seen.breaks(p, condition)), "memory-respected")
-    arguments = {n: ", ".join(sorted(site.origins.get(n, frozenset()))) for n in ("query", "key", "value")}
     return Suspicion(
         fault=FAULT,
         promise=promise,
         site=site,
         message=f"a call meant for the source does not read it: {why}",
-        witness=Witness(
-            f"queries hold {arguments['query']}; keys hold {arguments['key']}; values hold {arguments['value']}",
-            None,
-            {"queries": site.queries, "keys": site.keys},
-        ),
+        witness=_origins(site),
         repair=repair if repairable else None,
         condition=condition.name,
         proven_by=_proof(seen.trial, condition, wrong, repair) if repairable and wrong.is_own else "",
         unprovable=""
         if repairable
-        else "its keys or values are no plain projection of hidden states, or no states of the source with their width were "
-        "seen: they cannot be made anew",
+        else f"{_NO_PROJECTION}, or no states of the source with their width were seen: {_NOT_ANEW}",
     )
-
-
-def _feedable(site: Site, hidden: Tensor) -> bool:
-    assert site.tensors is not None
-    pairs = [
-        (site.tensors.projections.get(n), t) for n, t in (("key", site.tensors.key), ("value", site.tensors.value))
-    ]
-    return all(p is not None and t is not None and p.remade(t, hidden) is not None for p, t in pairs)
 
 
 def _proof(trial: Trial, condition: Condition, wrong: Wiring, repair) -> str:
@@ -249,10 +197,13 @@ FAULT = Fault(
     stage="project",
     promises=("memory-respected", "sees-all", "causal", "padding-inert"),
     severity="error",
-    summary="A call meant for the source takes its keys, its values or both from the model's own states.",
-    symptom="The decoder hardly depends on its source: it writes fluently about something else.",
-    why_silent="Own states have the right width, so every shape fits, and the language model inside still learns.",
-    fix="Project keys and values from the memory and only the queries from the decoder's states: cross(x, memory, memory).",
+    summary="A call meant for the source reads the model's own states, in its keys, its values or both; or one meant for these reads "
+    "the source.",
+    symptom="The decoder hardly depends on its source: it writes fluently about something else. Or it knows the source and none of its "
+    "own earlier tokens.",
+    why_silent="Own states have the right width, so every shape fits, and what is left of the model still learns.",
+    fix="Project keys and values from the memory and only the queries from the decoder's states, cross(x, memory, memory); in "
+    "self-attention all three from the decoder's states, own(x, x, x).",
     bad="""
 import torch
 from torch import nn

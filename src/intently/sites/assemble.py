@@ -106,7 +106,7 @@ def assemble(
         value=values,
         turned=sources.turned(layout) if keep else {},
         restore=restorer(made, lead, query_label, order, lead_sizes, value_free),
-        projections=projections_of({"key": sources.operand(1), "value": operands[value]}),
+        projections=projections_of({"query": sources.operand(0), "key": sources.operand(1), "value": operands[value]}),
     )
     kv_heads = sources.kv_heads(order)
     reads: Reads | None = None

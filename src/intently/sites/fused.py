@@ -141,7 +141,7 @@ def _from_parts(
                 for n, x in (("query", query), ("key", key))
                 if n in nodes
             },
-            projections=projections_of({n: nodes.get(n) for n in ("key", "value")}),
+            projections=projections_of({n: nodes.get(n) for n in ("query", "key", "value")}),
         )  # fmt: skip
         visible = logits > logits.amax(-1, keepdim=True) - 20 * measure.HIDDEN_NATS
         if added is not None:

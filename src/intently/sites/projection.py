@@ -1,4 +1,4 @@
-"""How the keys and values of a call were made from hidden states, and what they would be made from others."""
+"""How queries, keys and values of a call were made from hidden states, and what they would be made from others."""
 
 from __future__ import annotations
 
