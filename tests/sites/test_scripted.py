@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -158,24 +157,19 @@ def test_torch_is_restored(call_of_scripts: object) -> None:
         raise LookupError
 
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    scripted = torch.jit.script(turn)  # no attribute of the model: a scripted function cannot be copied
-
-
 class Decoder(nn.Module):
     """Rotary positions by a scripted function, along the axis of heads or of positions."""
 
     def __init__(self, *, heads: bool) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.turn = heads, torch.jit.script(turn)
         self.embed, self.qkv = nn.Embedding(23, 24), nn.Linear(24, 72)
 
     def forward(self, ids: Tensor) -> Tensor:
         q, k, v = (t.unflatten(-1, (3, 8)) for t in self.qkv(self.embed(ids)).chunk(3, -1))
         q, k, v = (t if self.heads else t.transpose(1, 2) for t in (q, k, v))
         angles = torch.arange(q.shape[-2])[:, None] / 100 ** (torch.arange(4) / 4)
-        q, k = scripted(q, angles), scripted(k, angles)
+        q, k = self.turn(q, angles), self.turn(k, angles)
         q, k, v = (t.transpose(1, 2) if self.heads else t for t in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import itertools
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from intently.errors import CannotCheck
 from intently.sites import sequence_first
 from intently.targets.compiled import NOTE, is_compiled
+from intently.targets.copying import copied
 from intently.targets.key_masks import stream_of_mask, with_padding
 from intently.targets.lookup_watch import LookupWatch
 from intently.targets.packing import needed_tellings, stated_length, with_tellings
@@ -92,7 +92,7 @@ def private(model: Any) -> Any:
     if not isinstance(model, nn.Module):
         return model
     try:
-        return copy.deepcopy(model).eval().cpu()
+        return copied(model).eval().cpu()
     except Exception:
         return model
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import warnings
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from intently.errors import CannotCheck
 from intently.sites import Edit, Settings, Site, Sizes, named_arguments, tracing
 from intently.targets.compiled import staying_compiled
+from intently.targets.copying import copied
 from intently.targets.feeding import Feed, Held, Way, pieces, unremembered
 from intently.targets.generating import beside
 from intently.targets.program import Program
@@ -289,7 +289,7 @@ def _prepared(model: Any, dtype: torch.dtype) -> Any:
     if not isinstance(model, nn.Module):
         return model
     try:
-        mine = copy.deepcopy(model)
+        mine = copied(model)
     except Exception as error:
         if dtype_of(model) != dtype:
             raise CannotCheck(
