@@ -305,3 +305,19 @@ def test_a_fused_call_keeps_float32_inside():
             nn.init.constant_(self.qkv.bias[: 2 * zoo.WIDTH], 5.0)
 
     assert told(zoo.tower(zoo.Fused, FarFused), select=["softmax-low-precision"]) == {}
+
+
+class Dropping(zoo.Fused):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, is_causal=True)
+
+
+class OverQueries(zoo.Matmul):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / self.d**0.5).masked_fill(zoo.future(q), -torch.inf).softmax(-2) @ v
+
+
+@pytest.mark.parametrize(("mixer", "fault"), [(Dropping, "dropout-in-eval"), (OverQueries, "softmax-wrong-axis")])
+def test_weights_that_are_wrong_in_every_precision_are_no_rounding(mixer, fault):
+    found = told(zoo.tower(zoo.Fused, mixer), select=[fault, "softmax-low-precision"])
+    assert found == {fault: "error"}
