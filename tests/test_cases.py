@@ -6,6 +6,8 @@ import ast
 import sys
 from pathlib import Path
 
+import pytest
+from benchmarks.cases import __main__ as program
 from benchmarks.cases import environment
 from benchmarks.cases.case import Case, right
 from benchmarks.cases.table import CASES
@@ -29,6 +31,22 @@ def test_a_fixed_release_must_not() -> None:
     assert right(case, "fixed", OTHER)
     assert right(case, "fixed", [])
     assert case.releases() == (("faulty", "package==1.0"), ("fixed", "package==1.1"))
+
+
+def test_a_release_that_cannot_be_installed_is_neither_right_nor_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object, **__: object) -> Path:
+        raise environment.CannotInstall("no such wheel")
+
+    written: list[str] = []
+    monkeypatch.setattr(program, "interpreter", refused)
+    monkeypatch.setattr(program, "CASES", (Case("x", "somebody#1", "causal-leak", "package==1.0", "package==1.1"),))
+    monkeypatch.setattr(program.written, "write", lambda name, text: written.append(text))
+    monkeypatch.setattr(sys, "argv", ["cases", "--folder", str(tmp_path)])
+    assert program.main() == 0
+    assert "0 of 0 checks say what they should; 2 releases cannot be installed here" in written[0]
+    assert capsys.readouterr().out.count("no such wheel") == 2
 
 
 def test_every_case_has_a_model_that_builds_a_target_and_a_reason_where_no_release_is_fixed() -> None:

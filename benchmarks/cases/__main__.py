@@ -49,12 +49,12 @@ def checked(python: Path, case: Case) -> tuple[str, list[dict[str, str]]]:
     return report["verdict"], report["findings"]
 
 
-def row(folder: Path, case: Case, kind: str, requirement: str) -> tuple[tuple[str, ...], bool]:
-    """One line of the table, and whether it is as it should be."""
+def row(folder: Path, case: Case, kind: str, requirement: str) -> tuple[tuple[str, ...], bool | None]:
+    """One line of the table, and whether it is as it should be; None where the release cannot be installed."""
     try:
         python = interpreter(folder, requirement, without=case.without)
     except CannotInstall as error:
-        return (case.report, case.fault, requirement, "cannot be installed", str(error)[:160], ""), True
+        return (case.report, case.fault, requirement, "cannot be installed", str(error)[:160], ""), None
     verdict, findings = checked(python, case)
     told = [f"{f['fault']} at {f['site']} ({f['severity']}, {f['proof']})" for f in findings if f["severity"] != "note"]
     ran = verdict in ("kept", "broken")
@@ -71,12 +71,13 @@ def main() -> int:
     if unknown:
         parser.error(f"no case is named {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in CASES)}")
     wanted = [c for c in CASES if not given.names or c.name in given.names]
-    rows, wrong, total = [], 0, 0
+    rows: list[tuple[str, ...]] = []
+    judged: list[bool | None] = []
     for case in wanted:
         for kind, requirement in case.releases():
             line, good = row(given.folder, case, kind, requirement)
             rows.append(line)
-            wrong, total = wrong + (not good), total + 1
+            judged.append(good)
             print(
                 f"{case.name}: {line[2]}: {line[3]}; {line[4] or 'nothing told'}; as it should be: {line[5] or '-'}",
                 flush=True,
@@ -85,9 +86,11 @@ def main() -> int:
             rows.append((case.report, case.fault, "none fixed", "", case.why, ""))
     if not given.names:
         columns = ("report", "fault", "release", "verdict", "told", "right")
-        note = f"{total - wrong} of {total} checks say what they should"
+        ran = [good for good in judged if good is not None]
+        note = f"{sum(ran)} of {len(ran)} checks say what they should"
+        note += f"; {judged.count(None)} releases cannot be installed here" if None in judged else ""
         print(f"wrote {written.write('cases.md', written.table('Public cases', columns, rows, note))}")
-    return 1 if wrong else 0
+    return 1 if False in judged else 0
 
 
 if __name__ == "__main__":
