@@ -44,7 +44,7 @@ CASES = (
     Case(
         "phi3_window", "huggingface/transformers#33586", "window-ignored", "transformers==4.45.2", "transformers==4.46.3",
     ),
-    Case("xformers_rotary", "facebookresearch/xformers#841", "rope-wrong-axis", "xformers==0.0.21", why="the same code in 0.0.22", without=True),
+    Case("xformers_rotary", "facebookresearch/xformers#841", "rope-wrong-axis", "xformers==0.0.21", why="the same code in 0.0.28", without=True),
     Case(
         "gpt2_padding", "huggingface/trl#469", "position-shifted-by-padding", "transformers==5.24.0",
         why="by design: the caller passes position_ids",
