@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination
 from intently.promises import Condition, Trial, difference
-from intently.promises.repeatable import AFTER, Aftermath, aftermath
+from intently.promises.repeatable import AFTER, Aftermath, aftermath, rounding
 from intently.report import Witness
 from intently.targets.running import PLAIN, Runner
 
@@ -25,7 +25,7 @@ def look(seen: Examination) -> Iterator[Suspicion]:
         return
     condition = next(c for c in trial.conditions if c.switch.name == PLAIN.name and c.layout.samples > 1)
     after = aftermath(trial, condition)
-    if after is None or after.gap(trial, condition) <= trial.threshold(trial.output(condition)):
+    if after is None or after.gap(trial, condition) <= rounding(trial, condition):
         return
     guilty = _guilty(trial, condition, after)
     for path, names in guilty.items():
@@ -96,7 +96,7 @@ def _agrees(trial: Trial, condition: Condition, runner: Runner) -> bool:
         output = runner.output(trial.batch(condition.layout), condition.switch)
     except Exception:
         return False
-    return output.shape == plain.shape and bool((difference(output, plain) <= trial.threshold(plain)).all())
+    return output.shape == plain.shape and bool((difference(output, plain) <= rounding(trial, condition)).all())
 
 
 def _state(module: nn.Module) -> dict[str, Any]:

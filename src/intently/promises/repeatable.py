@@ -38,6 +38,12 @@ class Aftermath:
         return float(difference(self.output, plain)[rows].amax())
 
 
+def rounding(trial: Trial, condition: Condition) -> float:
+    """What counts as rounding here: a table that an earlier call left may have been made in the model's own float32."""
+    output = trial.output(condition)
+    return max(trial.threshold(output), cells.single_steps(trial, output))
+
+
 def aftermath(trial: Trial, condition: Condition) -> Aftermath | None:
     """Run other lengths, then the condition's own, on a copy; None where every length is fixed or no other runs."""
     runner = trial.runner.fresh()
@@ -75,7 +81,7 @@ def _history(trial: Trial, condition: Condition) -> Iterator[Cell]:
     after = aftermath(trial, condition)
     if after is None:
         return
-    noise = trial.threshold(trial.output(condition))
+    noise = rounding(trial, condition)
     error = after.gap(trial, condition)
     note = f"raised {after.raised}" if after.raised else ""
     shown = None if after.raised else error

@@ -35,23 +35,40 @@ def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
         found[stream.argument] = allowed & (least >= moved[:, 0].T) & rows & real
         if trial.runner.resolution > FINE and bool(found[stream.argument].any()):
             found[stream.argument] &= ~_faint(trial, condition, stream, outputs)
-        lost = (found[stream.argument] == (allowed & rows & real)).all(0) & found[stream.argument].any(0)
-        for index in lost.nonzero()[:, 0].tolist():
-            if not _reaches_attention(trial, condition, stream, int(influence.positions[stream.argument][index])):
-                found[stream.argument][:, index] = False
+        asked = found[stream.argument]
+        lost = asked.any(0) & (asked == (allowed & rows & real)).all(0)
+        tested = influence.positions[stream.argument]
+        if bool(lost.any()) and (
+            _is_chosen_from(trial, trial.conditions[0], stream)
+            or not _reaches_attention(trial, condition, stream, tested[lost])
+        ):
+            found[stream.argument] = asked & ~lost
     return found
 
 
-def _reaches_attention(trial: Trial, condition: Condition, stream: Stream, position: int) -> bool:
-    """Whether anything that a call attends with depends on a position: what is cut off before (by a convolution whose
-    stride leaves a rest) is not hidden by attention."""
+def _is_chosen_from(trial: Trial, condition: Condition, stream: Stream) -> bool:
+    """Whether outputs follow a stream through a choice alone (the index of the largest value): then a small change moves
+    nothing, and shows nothing."""
     batch = trial.batch(condition.layout)
-    changed = stream.change(batch.arguments[stream.argument], 0, position, trial.seed + 1)
+    content = batch.arguments[stream.argument]
+    moved = float(trial.influence(condition).moved[stream.argument].amax()) > trial.threshold(trial.output(condition))
+    if not content.is_floating_point() or not moved:
+        return False
+    slope = trial.runner.gradients(batch, [content], condition.switch)[0]
+    return slope is None or not bool(slope.any())
+
+
+def _reaches_attention(trial: Trial, condition: Condition, stream: Stream, positions: Tensor) -> bool:
+    """Whether anything that a call attends with depends on these positions: what is cut off before (by a convolution
+    whose stride leaves a rest) is not hidden by attention."""
+    batch = trial.batch(condition.layout)
+    changed = batch.arguments[stream.argument]
+    for position in positions.tolist():
+        changed = stream.change(changed, 0, position, trial.seed + 1)
     other = Batch({**batch.arguments, stream.argument: changed}, batch.lengths, batch.samples, batch.kept)
-    before, after = (trial.traced(b, condition.switch)[1] for b in (batch, other))
     pairs = [
         (getattr(a.tensors, part), getattr(b.tensors, part))
-        for a, b in zip(before, after, strict=False)
+        for a, b in zip(trial.sites(condition), trial.traced(other, condition.switch)[1], strict=False)
         for part in ("query", "key", "value")
     ]
     known = bool(pairs) and all(a is not None and b is not None and a.shape == b.shape for a, b in pairs)

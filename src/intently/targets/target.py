@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -172,15 +173,20 @@ def call(model: Any, arguments: Mapping[str, Any]) -> Any:
     return model(*by_position, **by_name)
 
 
+# What an output gives back for the next call. It turns with positions, as no output should.
+_CACHED = re.compile(r"^(layer_)?past|^presents?$|cache|^kvs?$|^mems$")
+
+
 def tensors_of(output: Any) -> Iterator[Tensor]:
-    """Floating tensors of a model's output, the main one (`logits`, `last_hidden_state`) first."""
+    """Floating tensors of a model's output, the main one (`logits`, `last_hidden_state`) first; not those of a cache."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output
     elif isinstance(output, Mapping):
         first = [k for k in ("logits", "last_hidden_state") if k in output]
         for key in [*first, *(k for k in output if k not in first)]:
-            yield from tensors_of(output[key])
+            if not (isinstance(key, str) and _CACHED.search(key)):
+                yield from tensors_of(output[key])
     elif isinstance(output, (tuple, list)):
         for value in output:
             yield from tensors_of(value)
@@ -253,7 +259,7 @@ def output_form(output: Any, samples: int, length: int) -> OutputForm:
             f"the model's output ({type(output).__name__}) holds no floating tensor",
             hint="return a tensor, a tuple, a dict or a dataclass of tensors",
         )
-    along, other, plain = [], None, None
+    along, other, plain = [], None, []
     for index, tensor in enumerate(found):
         shape = list(tensor.shape)
         if samples not in shape:
@@ -265,8 +271,10 @@ def output_form(output: Any, samples: int, length: int) -> OutputForm:
             along.append(Part(index, batch_axis, axes[0], width))
         elif axes and other is None:
             other = Part(index, batch_axis, axes[0], width)
-        elif plain is None:
-            plain = Part(index, batch_axis, None)
+        else:
+            plain.append(Part(index, batch_axis, None))
     if along:
         return OutputForm(tuple(along))
-    return OutputForm((other or plain or Part(0, None, None),))
+    # A table of every sample against every other is no sample's own.
+    plain.sort(key=lambda part: list(found[part.index].shape).count(samples) > 1)
+    return OutputForm((other or next(iter(plain), Part(0, None, None)),))

@@ -39,8 +39,6 @@ def _stands_apart(target: Target, stream: Stream) -> bool:
     base = _outputs(target)
     lengths = lengths_for(target.streams)
     parts = output_form(base, 2, target.main.positions(lengths[target.main.argument])).parts
-    if parts[0].length_axis is None:
-        return False
     by_stream, by_main = (_moved(base, _outputs(target, s.argument)) for s in (stream, target.main))
     judged = {p.index for p in parts}
     return not judged & by_stream and bool(by_stream & by_main)
