@@ -97,6 +97,22 @@ COPIES = frozenset(
     ]
 )
 
+# Calls that write rows of one tensor where an index says in another: which came from where is not told by the shape.
+SCATTERS = frozenset(
+    [
+        "index_add",
+        "index_add_",
+        "scatter_add",
+        "scatter_add_",
+        "scatter_reduce",
+        "scatter_reduce_",
+        "index_reduce",
+        "index_reduce_",
+        "masked_scatter",
+        "masked_scatter_",
+    ]
+)
+
 # Calls that return something new in the shape of what they are given.
 FRESH = frozenset(["empty", "zeros", "empty_like", "zeros_like", "new_empty", "new_zeros"])
 

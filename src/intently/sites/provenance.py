@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from intently.sites.ops import COPIES, MOVES, NORMS, PER_POSITION, REDUCTIONS
+from intently.sites.ops import COPIES, MOVES, NORMS, PER_POSITION, REDUCTIONS, SCATTERS
 
 # Whether a tensor is seen from inside vmap or another transform of functions.
 _is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
@@ -153,7 +153,7 @@ class Follow:
 
     def _through(self, node: Node) -> Tensor | None:
         followed = [i for i in node.inputs if self._known[i] is not None]
-        if not followed:
+        if not followed or node.name in SCATTERS:
             return None
         if node.name in MOVES:
             return self._replay(node)
