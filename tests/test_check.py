@@ -472,3 +472,24 @@ def test_pads_are_told_apart_behind_a_class_token(passes_mask, found):
     torch.manual_seed(0)
     report = intently.check(WithClassToken(passes_mask))
     assert {f.fault for f in report.findings if f.severity == "error"} == found
+
+
+class CausalByMask(torch.nn.Module):
+    """Hides what comes later only where it is given a key mask, as one released text model does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        q, mask = self.own(x)[:, None], None
+        if attention_mask is not None:
+            mask = attention_mask[:, None, None].bool() & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        return x + torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)[:, 0]
+
+
+def test_what_one_run_without_pads_hides_is_the_measure_for_all() -> None:
+    torch.manual_seed(0)
+    report = intently.check(Target(CausalByMask().eval(), features=8))
+    assert report.intent.startswith("causal")
+    assert {f.fault for f in report.findings if f.severity == "error"} == {"causal-leak"}

@@ -62,7 +62,9 @@ def _shortened(batch: Batch, key: Stream | None, site: Site) -> bool:
 
 def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batch: Batch, site: Site) -> Tensor | None:
     """Which keys a site is meant to see: bool `[batch or 1, 1, query, key]`; None where nothing is known of its mask."""
-    if {s.argument for s in target.aside} & (site.origins.get("query", frozenset()) | site.origins.get("key", frozenset())):
+    if {s.argument for s in target.aside} & (
+        site.origins.get("query", frozenset()) | site.origins.get("key", frozenset())
+    ):
         return None  # a call of another tower
     query, key = streams_of(target, lengths, site)
     queries, keys = site.queries, site.keys

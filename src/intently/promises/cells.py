@@ -12,6 +12,7 @@ from intently.masks import Mask
 from intently.promises.trial import Condition, Influence, Trial, difference
 from intently.report import Cell
 from intently.targets.signature import dtype_of
+from intently.targets.stream import Stream
 
 
 def reach(seen: Tensor) -> Tensor:
@@ -77,6 +78,22 @@ def repeats(trial: Trial, condition: Condition) -> bool:
     """Whether two runs under different random seeds agree."""
     first, second = trial.output(condition), trial.output(condition, seed=1)
     return bool((difference(first, second) <= trial.threshold(first)).all())
+
+
+def is_chosen_from(trial: Trial, condition: Condition, stream: Stream) -> bool:
+    """Whether outputs follow a stream through a choice alone (the index of the largest value): then one position more or
+    less moves nothing, and shows nothing."""
+    batch = trial.batch(condition.layout)
+    content = batch.arguments[stream.argument]
+    if not content.is_floating_point():
+        return False
+    slope = trial.runner.gradients(batch, [content], condition.switch)[0]
+    if slope is not None and bool(slope.any()):
+        return False
+    other = trial.batch(condition.layout, seed=trial.seed + 1).arguments[stream.argument]
+    changed = replace(batch, arguments={**batch.arguments, stream.argument: other})
+    moved = difference(trial.run(changed, condition.switch), trial.output(condition))
+    return bool((moved > trial.threshold(trial.output(condition))).any())
 
 
 def narrow(trial: Trial, condition: Condition) -> bool:

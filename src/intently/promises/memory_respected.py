@@ -21,7 +21,8 @@ def silent(trial: Trial, condition: Condition) -> tuple[str, ...]:
     for stream in trial.target.sources:
         real = cells.real_positions(trial, condition, stream.argument, influence.positions[stream.argument])
         moved = influence.moved[stream.argument][real, 0]
-        if moved.numel() and float(moved.amax()) <= min(noise, 1e-13 * float(influence.base.abs().amax())):
+        still = moved.numel() and float(moved.amax()) <= min(noise, 1e-13 * float(influence.base.abs().amax()))
+        if still and not cells.is_chosen_from(trial, condition, stream):
             names.append(stream.argument)
     return tuple(names)
 

@@ -39,23 +39,11 @@ def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
         lost = asked.any(0) & (asked == (allowed & rows & real)).all(0)
         tested = influence.positions[stream.argument]
         if bool(lost.any()) and (
-            _is_chosen_from(trial, trial.conditions[0], stream)
+            cells.is_chosen_from(trial, trial.conditions[0], stream)
             or not _reaches_attention(trial, condition, stream, tested[lost])
         ):
             found[stream.argument] = asked & ~lost
     return found
-
-
-def _is_chosen_from(trial: Trial, condition: Condition, stream: Stream) -> bool:
-    """Whether outputs follow a stream through a choice alone (the index of the largest value): then a small change moves
-    nothing, and shows nothing."""
-    batch = trial.batch(condition.layout)
-    content = batch.arguments[stream.argument]
-    moved = float(trial.influence(condition).moved[stream.argument].amax()) > trial.threshold(trial.output(condition))
-    if not content.is_floating_point() or not moved:
-        return False
-    slope = trial.runner.gradients(batch, [content], condition.switch)[0]
-    return slope is None or not bool(slope.any())
 
 
 def _reaches_attention(trial: Trial, condition: Condition, stream: Stream, positions: Tensor) -> bool:
