@@ -19,7 +19,14 @@ config = Kosmos2_5TextConfig(
 model = Kosmos2_5TextForCausalLM(config).eval()
 prompt = torch.randint(3, 60, (1, 5))
 padded = torch.cat([torch.ones(1, 3, dtype=torch.long), prompt], 1)
-given = dict(max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True, pad_token_id=1, eos_token_id=None)
+given = {
+    "max_new_tokens": 4,
+    "do_sample": False,
+    "output_logits": True,
+    "return_dict_in_generate": True,
+    "pad_token_id": 1,
+    "eos_token_id": None,
+}
 
 
 def logits(ids: torch.Tensor, **more) -> torch.Tensor:
@@ -32,6 +39,9 @@ shows = False
 for use_cache in (True, False):
     alone, behind = logits(prompt, use_cache=use_cache), logits(padded, use_cache=use_cache)
     moved = (alone - behind)[0].abs().amax(-1).tolist()
-    print(f"use_cache={use_cache}: three pads in front move the logits of the new tokens by " + ", ".join(f"{m:.2g}" for m in moved))
+    print(
+        f"use_cache={use_cache}: three pads in front move the logits of the new tokens by "
+        + ", ".join(f"{m:.2g}" for m in moved)
+    )
     shows |= use_cache and moved[0] < 1e-4 < moved[1]
 sys.exit(shows)
