@@ -10,6 +10,7 @@ from tests.targets.cached_models import MODELS, VOCABULARY, ByHand, Inside
 from torch import nn
 
 from intently import Intent, Mask, Target
+from intently.sites import Settings
 from intently.targets.feeding import Feed, Way, pieces, unremembered
 from intently.targets.huggingface import tiny
 from intently.targets.running import Runner
@@ -54,6 +55,15 @@ def test_a_feed_leaves_nothing_behind(by_hand: ByHand) -> None:
     assert getattr(runner.model, "cache", None) is None
 
 
+@pytest.mark.parametrize("by_hand", MODELS, ids=str)
+def test_what_comes_out_of_a_cache_is_not_taken_for_hidden_code(by_hand: ByHand) -> None:
+    runner = runner_of(by_hand.build())
+    (way, *_) = ways_of(runner)
+    batch = runner.target.batch(2, {runner.target.main.argument: 7})
+    runner.fed(batch, Feed(way, "", (4, 3)), settings=lambda piece: Settings(True))
+    assert not runner.opaque
+
+
 def test_what_a_module_makes_or_loses_is_put_back() -> None:
     model = Inside()
     with pytest.raises(ZeroDivisionError), unremembered(model):
@@ -62,6 +72,25 @@ def test_what_a_module_makes_or_loses_is_put_back() -> None:
         raise ZeroDivisionError
     assert model.cache is None
     assert not hasattr(model, "more")
+
+
+class Sharing(nn.Module):
+    """Two parts hold one setting, and one of them holds the other in a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Identity(), nn.Identity()
+        self.one.setting = self.other.setting = {"name": "first"}  # type: ignore[assignment]
+        self.other.beside = [self.one]  # type: ignore[assignment]
+
+
+def test_what_modules_share_they_share_afterwards() -> None:
+    model = Sharing()
+    with unremembered(model):
+        model.one.setting["name"] = "second"  # type: ignore[index]
+    assert model.one.setting == {"name": "first"}
+    assert model.one.setting is model.other.setting
+    assert model.other.beside[0] is model.one  # type: ignore[index]
 
 
 class Plain(nn.Module):

@@ -9,6 +9,7 @@ from tests.zoo.case import plant
 from torch import Tensor, nn
 
 from intently import Intent, Mask, Target
+from intently.targets import Stream
 
 WIDTH, HEADS, INPUT, VOCABULARY = 24, 3, 10, 27
 
@@ -68,8 +69,10 @@ class Fused(Cross):
         keys, values = self.read(x, context)
         pair = self.kv(keys).chunk(2, -1)[0], self.kv(values).chunk(2, -1)[1]
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (self.q(x), *pair))
-        mask = self.masked(context_mask)
-        return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        return self.o(self.attend(q, k, v, self.masked(context_mask)).transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     def masked(self, context_mask: Tensor | None) -> Tensor | None:
         return None if context_mask is None else context_mask[:, None, None, :].bool()
@@ -131,6 +134,16 @@ def listener(*owns: type[nn.Module]) -> Target:
     return Target(model.eval(), Intent(Mask.causal()))
 
 
+def viewer(*crosses: type[nn.Module]) -> Target:
+    """Few words about a long context."""
+    torch.manual_seed(24)
+    context, words = (
+        Stream("context", "features", length=11, width=INPUT),
+        Stream("input_ids", "tokens", vocab=VOCABULARY),
+    )
+    return Target(Captioner(crosses).eval(), Intent(Mask.causal()), streams=(context, words), output="input_ids")
+
+
 def layers(passed: type) -> Target:
     torch.manual_seed(22)
     return Target(TorchDecoder(passed.layers).eval(), Intent(Mask.causal()), features=WIDTH)
@@ -152,6 +165,16 @@ class AddsTheMask(Cross):
 class FusedWithoutMask(Fused):
     def masked(self, context_mask: Tensor | None) -> Tensor | None:
         return None
+
+
+class CutWithoutMask(Fused):
+    """Without a mask it takes itself for a decoder's first call on an empty cache: causal, over as many keys as queries."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            return super().attend(q, k, v, mask)
+        count = q.shape[2]
+        return F.scaled_dot_product_attention(q, k[:, :, :count], v[:, :, :count], is_causal=True)
 
 
 class ReadsItself(Cross):
@@ -233,6 +256,15 @@ CASES = (
         build=captioner,
         bad=(KeysOfItself, C),
         good=(C, C),
+    ),
+    *plant(
+        "sdpa",
+        "causal-extra",
+        "over a context cut to as many keys as queries",
+        "layers.1.cross",
+        build=viewer,
+        bad=(N, CutWithoutMask),
+        good=(N, N),
     ),
     *plant(
         "sdpa",

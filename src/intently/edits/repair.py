@@ -406,16 +406,38 @@ def attend_to(memory: Callable[[Site], Tensor | None], kept: Callable[[Site], Te
         key, value = made
         if key is None or value is None:
             return None
-        inside = site.scale.inside or 1.0
-        factors = [f if math.isfinite(f) and f else site.head_dim**-0.5 for f in site.scale.factors]
-        slope = torch.tensor([f / inside for f in factors], dtype=torch.float64)[None, :, None, None]
-        logits = slope * (tensors.query.double() @ key.double().mT)
         mask = kept(site)
-        if mask is not None:
-            logits = logits.masked_fill(~(mask[:, None, None, :] if mask.dim() == 2 else mask), float("-inf"))
-        return Replacement(output=softmax(logits) @ value.double())
+        return _attending(site, key, value, mask[:, None, None, :] if mask is not None and mask.dim() == 2 else mask)
 
     return repair
+
+
+def see_uncut(wanted: Callable[[Site], Tensor | None]) -> Repair:
+    """Let the call see exactly the wanted ones of all keys that stood there before it was handed the first ones alone.
+
+    `wanted` is asked for a site with all of these keys.
+    """
+
+    def repair(site: Site) -> Replacement | None:
+        whole = site.tensors.uncut if site.tensors is not None else {}
+        if not whole:
+            return None
+        mask = wanted(replace(site, keys=whole["key"].shape[-2]))
+        return _attending(site, whole["key"], whole["value"], mask) if mask is not None else None
+
+    return repair
+
+
+def _attending(site: Site, key: Tensor, value: Tensor, mask: Tensor | None) -> Replacement:
+    """The output of a call's queries over other keys and values, by the factor that the call has."""
+    assert site.tensors is not None and site.tensors.query is not None and site.scale is not None
+    inside = site.scale.inside or 1.0
+    factors = [f if math.isfinite(f) and f else site.head_dim**-0.5 for f in site.scale.factors]
+    slope = torch.tensor([f / inside for f in factors], dtype=torch.float64)[None, :, None, None]
+    logits = slope * (site.tensors.query.double() @ key.double().mT)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, float("-inf"))
+    return Replacement(output=softmax(logits) @ value.double())
 
 
 def silence() -> Repair:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from intently.edits import see
+from intently.edits import see, see_uncut
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination, Look, triangle_missing
 from intently.faults.mask_inverted import inverted_keys, inverted_order
 from intently.faults.mask_misrouted import misrouted
+from intently.faults.wiring import replaced
+from intently.sites import Site
 
 
 def is_triangle(look: Look) -> bool:
@@ -41,9 +43,15 @@ def _own(look: Look) -> Tensor:
     )
 
 
+def _cut(site: Site) -> str:
+    """What to say where a call over a source is handed the first of its keys alone; empty where it is handed all."""
+    whole = site.tensors.uncut.get("key") if site.tensors is not None and site.role == "cross" else None
+    return f", over the first {site.keys} of {whole.shape[-2]} keys" if whole is not None else ""
+
+
 def look(seen: Examination) -> Iterator[Suspicion]:
     for each in seen.looks():
-        if not each.comparable or not each.missing.any():
+        if not each.comparable or not each.missing.any() or replaced(each.site):
             continue
         triangle = is_triangle(each)
         if not triangle and (seen.breaks("windowed", each.condition) or not seen.breaks("sees-all", each.condition)):
@@ -60,9 +68,10 @@ def look(seen: Examination) -> Iterator[Suspicion]:
             promise=(broken or ["sees-all"])[0],
             site=each.site,
             heads=each.heads_where(pairs),
-            message=f"{what} {int(pairs.sum())} {'pairs' if own else 'keys'} that are meant to be seen; the mask really used is: {each.site.mask}",
+            message=f"{what} {int(pairs.sum())} {'pairs' if own else 'keys'} that are meant to be seen; the mask really used is: "
+            f"{each.site.mask}{_cut(each.site)}",
             witness=each.witness(pairs, "query {query} gives weight {weight} to key {key}, which it is meant to see"),
-            repair=lambda site, batch: see(lambda s: seen.wanted(s, batch))(site),
+            repair=lambda site, batch: (see_uncut if _cut(site) else see)(lambda s: seen.wanted(s, batch))(site),
             condition=each.condition.name,
         )
 

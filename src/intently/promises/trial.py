@@ -173,12 +173,13 @@ class Trial:
 
     # -- runs -------------------------------------------------------------------------------------------------------
 
-    def run(self, batch: Batch, switch: Switch, *, seed: int = 0) -> Tensor:
-        """One forward; through the edits when there are any."""
+    def run(self, batch: Batch, switch: Switch, *, seed: int = 0, precision: str = "") -> Tensor:
+        """One forward, perhaps in another precision; through the edits when there are any."""
         self.progress()
+        runner = self.in_precision[precision] if precision else self.runner
         if self.edits:
-            return self.runner.edited(batch, switch, seed=seed, edits=self._bound(batch))
-        return self.runner.output(batch, switch, seed=seed)
+            return runner.edited(batch, switch, seed=seed, edits=self._bound(batch))
+        return runner.output(batch, switch, seed=seed)
 
     def output(self, condition: Condition, *, seed: int = 0) -> Tensor:
         key = (condition.name, seed)

@@ -25,6 +25,7 @@ from intently.sites.reads import reads_of
 from intently.sites.rotation import measured
 from intently.sites.site import Rows, Scale, Site, Tensors
 from intently.sites.trace_types import Sizes
+from intently.sites.uncut import uncut
 
 
 def assemble_fused(
@@ -141,6 +142,7 @@ def _from_parts(
                 for n, x in (("query", query), ("key", key))
                 if n in nodes
             },
+            uncut={n: lay(t) for n, t in uncut({"key": key, "value": value}, nodes).items()},
             projections=projections_of({n: nodes.get(n) for n in ("query", "key", "value")}),
         )  # fmt: skip
         visible = logits > logits.amax(-1, keepdim=True) - 20 * measure.HIDDEN_NATS

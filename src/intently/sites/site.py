@@ -33,6 +33,7 @@ class Tensors:
     value: Tensor | None = None
     restore: Callable[[Tensor], Tensor] | None = None  # [batch, heads, query, value width] to the model's layout
     turned: Mapping[str, Callable[[], Rotation | None]] = field(default_factory=dict)  # of query and key, when asked
+    uncut: Mapping[str, Tensor] = field(default_factory=dict)  # key and value, where the call got the first ones alone
     projections: Mapping[str, Projection] = field(default_factory=dict)  # behind query, key and value
 
     @cached_property

@@ -149,10 +149,12 @@ def unremembered(model: Any) -> Iterator[None]:
         yield
         return
     skipped = {"_parameters", "_modules", "training"}
+    # One memory for all copies: what several modules share (a configuration) stays one thing, and no part is copied.
+    memory: dict[int, Any] = {id(part): part for part in (*model.modules(), *model.parameters())}
     before = []
     for module in model.modules():
         plain = {k: v for k, v in vars(module).items() if k not in skipped and "_hooks" not in k}
-        before.append((module, plain, {k: _copied(v) for k, v in plain.items()}))
+        before.append((module, plain, {k: _copied(v, memory) for k, v in plain.items()}))
     try:
         yield
     finally:
@@ -162,10 +164,10 @@ def unremembered(model: Any) -> Iterator[None]:
             module.__dict__.update(kept)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, memory: dict[int, Any]) -> Any:
     if isinstance(value, (bool, int, float, str, type(None), type)) or callable(value):
         return value
     try:
-        return copy.deepcopy(value)
+        return copy.deepcopy(value, memory)
     except Exception:
         return value

@@ -125,7 +125,8 @@ class Runner:
             result = call(self.watched, arguments)
         for tensor in tensors_of(result):
             tracer.known.of(tensor)  # an output that no seen call made is noted, too
-        self.opaque = self.opaque or tracer.opaque()
+        if batch.first is None:  # what a cache holds was made by a call of an earlier piece
+            self.opaque = self.opaque or tracer.opaque()
         return result, tracer.sites()
 
     def fed(
