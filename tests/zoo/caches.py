@@ -15,6 +15,14 @@ WIDTH, HEADS, VOCABULARY = 24, 3, 23
 Pair = tuple[Tensor, Tensor]
 
 
+def turned(x: Tensor, first: int) -> Tensor:
+    """Rotary positions from `first` on, half-split pairs; `[..., position, width]`."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(first, first + x.shape[-2])[:, None] / 50 ** (torch.arange(half) / half)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+
 def aligned(queries: int, keys: int) -> Tensor:
     """bool [query, key]: the last query is the last key."""
     return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
@@ -41,8 +49,12 @@ class Attention(nn.Module):
     def pads(self, keep: Tensor, queries: int) -> Tensor:
         return keep[:, None, None, :].bool()
 
+    def turn(self, x: Tensor, held: int) -> Tensor:
+        return x
+
     def forward(self, x: Tensor, past: Pair | None, keep: Tensor | None) -> tuple[Tensor, Pair]:
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        q, k = (self.turn(t, past[0].shape[2] if past is not None else 0) for t in (q, k))
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
         return self.out(self.attend(q, k, v, keep).transpose(1, 2).flatten(2)), self.kept(k, v)
@@ -103,6 +115,16 @@ class NoTriangleForAChunk(Attention):
 class StepsSeePads(Attention):
     def pads(self, keep: Tensor, queries: int) -> Tensor:
         return super().pads(keep, queries) if queries > 1 else torch.ones(1, dtype=torch.bool)
+
+
+class Turning(Attention):
+    def turn(self, x: Tensor, held: int) -> Tensor:
+        return turned(x, held)
+
+
+class CountsFromZero(Attention):
+    def turn(self, x: Tensor, held: int) -> Tensor:
+        return turned(x, 0)
 
 
 # -- einsum: the model keeps its cache, and is told where a piece begins --------------------------------------------
@@ -171,8 +193,12 @@ class Growing(nn.Module):
     def hide(self, scores: Tensor) -> Tensor:
         return scores.masked_fill(~aligned(*scores.shape[-2:]), torch.finfo(scores.dtype).min)
 
+    def turn(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
+        return x
+
     def forward(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.to_qkv(x).chunk(3, -1))
+        q, k = self.turn(q, cache), self.turn(k, cache)
         if "k" in cache:
             k, v = torch.cat([cache["k"], k], -2), torch.cat([cache["v"], v], -2)
         cache["k"], cache["v"] = k, v
@@ -198,6 +224,18 @@ class HidesTheOldest(Growing):
         scores = super().hide(scores)
         queries, keys = scores.shape[-2:]
         return scores if queries == keys else scores.masked_fill(torch.arange(keys) == 0, torch.finfo(scores.dtype).min)
+
+
+class GrowingTurning(Growing):
+    def turn(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
+        return turned(x, cache["k"].shape[-2] if "k" in cache else 0)
+
+
+class GrowingOneBehind(Growing):
+    """Once something is cached, the newest token is placed where the last one stands."""
+
+    def turn(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
+        return turned(x, cache["k"].shape[-2] - 1 if "k" in cache else 0)
 
 
 def decoder(*attentions: type[Attention]) -> Target:
@@ -244,6 +282,22 @@ CASES = (
         good=(A, A),
     ),
     *fused("padding-leak", "steps see pads", "layers.0.attn", build=decoder, bad=(StepsSeePads, A), good=(A, A)),
+    *fused(
+        "rope-stale-offset",
+        "a step counts from 0",
+        "layers.1.attn",
+        build=decoder,
+        bad=(Turning, CountsFromZero),
+        good=(Turning, Turning),
+    ),
+    *matmul(
+        "rope-stale-offset",
+        "a step stands on the last token",
+        "blocks.0",
+        build=grower,
+        bad=(GrowingOneBehind, GrowingTurning),
+        good=(GrowingTurning, GrowingTurning),
+    ),
     *einsum(
         "cache-misaligned",
         "a triangle over the first keys",

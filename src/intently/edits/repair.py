@@ -334,6 +334,23 @@ def turn_again(wanted: Callable[[Site], tuple[Tensor, Tensor] | None]) -> Repair
     return repair
 
 
+def turn_on(query: Tensor, key: Tensor) -> Repair:
+    """Turn queries and keys further, by maps `[batch, heads, position, width, width]`, from where they are."""
+
+    def repair(site: Site) -> Replacement | None:
+        tensors = site.tensors
+        if tensors is None or tensors.scores is None or tensors.logits is None or site.scale is None:
+            return None
+        if tensors.query is None or tensors.key is None or tensors.key.shape[:3] != key.shape[:3]:
+            return None
+        turned = [(m @ t.double()[..., None])[..., 0] for m, t in ((query, tensors.query), (key, tensors.key))]
+        scores = turned[0] @ turned[1].mT
+        logits = _with_scores(site, scores)
+        return Replacement(weights_for(site, logits), logits, scores=scores)
+
+    return repair
+
+
 def _with_scores(site: Site, scores: Tensor) -> Tensor:
     """The call's logits for other q·k: the same factor and cap, the same mask and bias added."""
     tensors, scale = site.tensors, site.scale

@@ -1,4 +1,4 @@
-"""Fault `rope-stale-offset`: angles of an earlier call are used again, whatever positions the call is given."""
+"""Fault `rope-stale-offset`: angles of an earlier call, or of other places than those at which the tokens of a piece stand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from intently.edits import turn_again
 from intently.faults import rope
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination
+from intently.faults.rope_in_pieces import misplaced
 from intently.promises.order_aware import stale
+from intently.report import Witness
 from intently.sites import Site
 from intently.targets.stream import Batch
 
@@ -31,6 +33,20 @@ def look(seen: Examination) -> Iterator[Suspicion]:
                 severity=rope.severity(seen),
                 condition=condition.name,
             )
+    for found in misplaced(seen):
+        fed, held = f"the piece after {found.meant} tokens", {"position": found.meant, "angles of": found.place}
+        said = f"{fed} is turned by the angles of position {found.place} on, the whole forward by those of its own"
+        yield Suspicion(
+            fault=FAULT,
+            promise="cache-equal",
+            site=found.site,
+            message=f"{said}: its positions do not go on from what is cached",
+            witness=Witness(
+                f"{fed}: queries stand at position {found.place}, in the whole forward at {found.meant}", None, held
+            ),
+            repair=found.repair,
+            condition=found.condition.name,
+        )
 
 
 def _at(site: Site, batch: Batch, argument: str) -> tuple[Tensor, Tensor] | None:
@@ -49,12 +65,13 @@ def _at(site: Site, batch: Batch, argument: str) -> tuple[Tensor, Tensor] | None
 FAULT = Fault(
     name="rope-stale-offset",
     stage="project",
-    promises=("order-aware",),
+    promises=("order-aware", "cache-equal"),
     severity="error",
-    summary="Angles kept from an earlier call turn queries and keys, whatever positions the call is given.",
+    summary="Angles kept from an earlier call, or counted from 0 though tokens are cached, turn queries and keys.",
     symptom="Packed rows, left-padded batches and steps after a cache go wrong, while a plain forward pass is right.",
     why_silent="The first call is right, and so is every later one that starts at the same position.",
-    fix="Keep a table over all positions and read it at the positions of the call, or make the angles anew from them.",
+    fix="Keep a table over all positions and read it at the positions of the call, or make the angles anew from them; where none are "
+    "given, count from the number of tokens in the cache.",
     bad="""
 import torch
 from torch import nn

@@ -62,7 +62,7 @@ def try_on(trial: Trial) -> Iterable[Cell]:
         if worst <= noise and bool(repeats):
             other = alone(trial, condition)
             # Float32 steps inside a float64 model round otherwise for another number of samples.
-            single = 2e-6 * float(trial.output(condition).abs().amax()) if "float32" in trial.in_precision else 0.0
+            single = cells.single_steps(trial, trial.output(condition))
             if other is not None and other > max(100 * noise, single):
                 worst, note = other, "batch mates have no effect, but being alone has"
         found.append(cells.cell("batch-independent", condition, worst, noise, broken=worst > noise, note=note))
