@@ -11,7 +11,7 @@ from tests.sites import spellings as s
 from torch import nn
 
 import intently
-from intently import Intent, Mask, Target
+from intently import CannotCheck, Intent, Mask, Target
 from intently.promises import PROMISES, conditions_of, difference
 from intently.promises.cells import reach
 from intently.promises.trial import Trial
@@ -310,3 +310,13 @@ def test_influence_moves_what_attends():
     moved = trial.influence(wide).moved["x"] > 1e-12
     assert torch.equal(moved[:, 0], torch.ones(LENGTH, LENGTH).triu().bool())
     assert not moved[:, 1].any()
+
+
+def test_a_model_that_works_out_how_long_its_answer_is_cannot_be_compared() -> None:
+    class Repeats(s.Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            return out if bool(x[0].sum() < -1) else torch.cat([out, out], 1)
+
+    with pytest.raises(CannotCheck, match="depends on what goes in"):
+        intently.check(of(Repeats(s.by_operator), FULL))

@@ -179,6 +179,29 @@ def test_example_sizes_are_as_asked() -> None:
     assert inputs["attention_mask"].shape == (3, 6)
 
 
+@pytest.mark.parametrize("model_type", ["swin", "swinv2", "clap"])
+def test_a_picture_made_coarser_in_stages_is_small_and_whole_windows_fit_into_every_stage(model_type: str) -> None:
+    config = build(model_type).config
+    config = getattr(config, "audio_config", config)
+    picture = config.spec_size if model_type == "clap" else config.image_size
+    assert config.depths == (2, 2, 2, 2)  # a plain and a shifted layer each
+    sides = [picture // config.patch_size // 2**stage for stage in range(4)]
+    assert sides[0] < 56 / 2
+    assert all(side % config.window_size == 0 for side in sides)
+
+
+def test_widths_that_double_from_stage_to_stage_and_a_spectrogram_that_is_folded_keep_together() -> None:
+    audio = build("clap").config.audio_config
+    assert audio.hidden_size == 8 * audio.patch_embeds_hidden_size < 768
+    assert audio.spec_size % audio.num_mel_bins == 0
+
+
+def test_a_width_that_must_stay_is_told_by_the_sizes_in_the_message() -> None:
+    config = build("fastspeech2_conformer_with_hifigan").config
+    assert config.vocoder_config.model_in_dim == config.model_config.num_mel_bins == 80
+    assert config.model_config.hidden_size < 384
+
+
 def test_redraw_opens_closed_gates_and_keeps_norms_near_neutral() -> None:
     class Block(torch.nn.Module):
         def __init__(self) -> None:

@@ -243,6 +243,12 @@ class Trial:
                     changed = stream.change(content, 0, position, self.seed + 1)
                     arguments = {**batch.arguments, stream.argument: changed}
                     other = self.run(Batch(arguments, batch.lengths, batch.samples, batch.kept), condition.switch)
+                    if other.shape != base.shape:
+                        raise CannotCheck(
+                            f"how much comes out depends on what goes in: {list(base.shape)}, and {list(other.shape)} with one input changed",
+                            cause="outputs cannot be held against each other where the model works out how long its answer is",
+                            hint="check the part of the model that runs before that",
+                        )
                     rows.append(difference(other, base))
                 moved[stream.argument] = torch.stack(rows)
                 positions[stream.argument] = chosen

@@ -26,6 +26,11 @@ class Sizes:
     band: int = 5  # so short that sequences of 7 are longer
     experts: int = 4
     image_patches: int = 4
+    # Of a model in stages, each with a coarser picture: four that halve it leave something of 64 to the last.
+    staged_picture: int = 64
+    staged_patches: int = 16
+    staged_window: int = 3
+    staged_layers: int = 2  # windows are shifted in every other one
     most_layers: int = 8
     layers_of_a_kind: int = 1
 
@@ -207,6 +212,7 @@ def _plan_one(config: Any, sizes: Sizes, widths: set[int], tokens: Mapping[int, 
         changes[name] = Change(new, role)
     changes.update(_plan_layers(config, sizes, changes, scale))
     changes.update(_plan_image(config, sizes))
+    changes.update(_plan_stages(config, sizes, changes))
     changes.update(_plan_rotary(config, sizes, scale))
     declared = {field.name for field in dataclasses.fields(config)}
     return {name: change for name, change in changes.items() if name in declared or name == "per_layer_config"}
@@ -456,9 +462,69 @@ def _layers_to_keep(
     return firsts if len(firsts) > 1 else [0, 1]
 
 
+def _in_stages(fields: Mapping[str, Any]) -> bool:
+    """Whether a configuration lists a size for each of several stages."""
+    return any(isinstance(fields.get(n), list | tuple) for n in ("depths", "hidden_sizes", "num_heads", "depth"))
+
+
+def _plan_stages(config: Any, sizes: Sizes, others: Mapping[str, Change]) -> dict[str, Change]:
+    """A picture that is made coarser stage by stage: smaller, in smaller windows, with fewer layers to a stage."""
+    fields = vars(config)
+    if not _in_stages(fields):
+        return {}
+    changes = {}
+    for name in ("depths", "depth"):
+        value = others[name].value if name in others else fields.get(name)
+        if isinstance(value, list | tuple) and all(type(v) is int for v in value):
+            changes[name] = Change(type(value)(min(v, sizes.staged_layers) for v in value), "layers")
+    windows = {n: v for n, v in fields.items() if shrink_roles.role(n) == "window" and type(v) is int}
+    changes |= {name: Change(min(v, sizes.staged_window), "window") for name, v in windows.items()}
+    for name, value in fields.items():
+        if shrink_roles.role(name) == "image":
+            most = _staged_picture(fields, sizes, max(windows.values(), default=0), value)
+            changes[name] = Change(_each(value, lambda size, most=most: min(size, most)), "image")
+    changes.update(_plan_folded(fields, changes, sizes))
+    changes.update(_plan_last_width(fields, others))
+    return changes
+
+
+def _staged_picture(fields: Mapping[str, Any], sizes: Sizes, window: int, picture: Any) -> int:
+    """The side of a picture from which enough is left to the last stage; whole windows, where there are such."""
+    patch, depths = fields.get("patch_size"), fields.get("depths")
+    if type(patch) is not int:
+        return sizes.staged_picture
+    if not window or not isinstance(depths, list | tuple):
+        return min(sizes.staged_picture, sizes.staged_patches * patch)
+    halved = 2 ** (len(depths) - 1)
+    first = min(picture) if isinstance(picture, list | tuple) else picture
+    across = halved if first >= patch * halved * window else 4  # some keep the picture's size
+    return patch * across * min(window, sizes.staged_window)
+
+
+def _plan_folded(fields: Mapping[str, Any], changes: Mapping[str, Change], sizes: Sizes) -> dict[str, Change]:
+    """The bins of a spectrogram that is folded into such a picture, no more often than the last stage can unfold."""
+    side, bins = fields.get("spec_size"), fields.get("num_mel_bins")
+    if "spec_size" not in changes or type(side) is not int or type(bins) is not int or side % bins:
+        return {}
+    return {"num_mel_bins": Change(changes["spec_size"].value // min(side // bins, sizes.staged_window), "image")}
+
+
+def _plan_last_width(fields: Mapping[str, Any], others: Mapping[str, Change]) -> dict[str, Change]:
+    """The width of the last stage, where a field states it beside that of the first: doubled from stage to stage."""
+    depths = fields.get("depths")
+    doubled = 2 ** (len(depths) - 1) if isinstance(depths, list | tuple) else 0
+    widths = {n: v for n, v in fields.items() if shrink_roles.role(n) == "width" and type(v) is int and v > 0}
+    return {
+        last: Change(others[first].value * doubled, "width")
+        for first, width in widths.items()
+        for last, value in widths.items()
+        if value == width * doubled and value != width and first in others
+    }
+
+
 def _plan_image(config: Any, sizes: Sizes) -> dict[str, Change]:
     fields = vars(config)
-    if any(isinstance(fields.get(name), list | tuple) for name in ("depths", "hidden_sizes", "num_heads", "depth")):
+    if _in_stages(fields):
         return {}
     patch = fields.get("patch_size")
     changes = {}

@@ -139,12 +139,15 @@ def _forms(
         patch, channels, frames = (_field(config, names) or usual for names, usual in _PATCHED)
         return [noise(batch * 16, channels * frames * patch * patch), noise(batch * 16, channels, patch, patch)]
     if name.startswith("pixel_values"):
-        height, width = _pair(_field(config, ("image_size", "img_size"))) or (224, 224)
+        stated = _pair(_field(config, ("image_size", "img_size")))
         channels = _field(config, ("num_channels", "in_channels", "in_chans")) or 3
         frames = _field(config, ("num_frames",))
-        still = noise(batch, channels, height, width)
-        moving = [noise(batch, frames, channels, height, width)] if frames else []
-        return [*moving, still] if frames else [still, noise(batch, 1, channels, height, width)]
+        # Any size may do where none is stated, and a small one is enough to most.
+        sides = [stated] if stated else [(64, 64), (224, 224)]
+        still = [noise(batch, channels, *side) for side in sides]
+        if frames:
+            return [*(noise(batch, frames, channels, *side) for side in sides), *still]
+        return [*still, *(picture[:, None] for picture in still)]
     if name == "input_features":
         mel = _field(config, ("num_mel_bins", "input_feat_per_channel", "feature_size", "mel_bins", "input_feat_size",
                               "feature_projection_input_dim", "n_mels", "input_dim", "num_mel")) or 80  # fmt: skip

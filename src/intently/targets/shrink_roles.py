@@ -37,7 +37,7 @@ _ROLES: tuple[tuple[str, str], ...] = (
     ("layer share", r".*(shared_layers|first_k_dense_replace|dense_layers|window_layers)"),
     ("layers", r"(.*_)?(num|n)_(.*_)?layers?|(.*_)?(encoder|decoder|hidden)_layers|n_layers?|depth|num_blocks|layers"),
     ("rank", r".*(lora_rank|low_rank\w*|_rank|_rank_dim|lora)"),
-    ("image", r"(.*_)?(image|img)_size"),
+    ("image", r"(.*_)?(image|img|spec)_size"),
     ("experts' width", r"(moe|expert|shared_expert)_\w*(intermediate|ffn|hidden)\w*"),
     (
         "width",

@@ -30,6 +30,7 @@ PROFILES = (
 )
 
 Changes = Mapping[shrink.Path, shrink.Change]
+Fields = set[tuple[str, int | None, int | None]]  # changed, with their sizes before and after
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def attempt(
     config: Any, model_class: Any, changes: Changes, settings: Mapping[str, Any], seed: int
 ) -> nn.Module | Failure:
     """Make the model under `changes`, redraw its weights, run it once."""
-    fields = {path[-1] for path in changes}
+    fields = {(path[-1], _held(config, path), _size(change.value)) for path, change in changes.items()}
     try:
         small = shrink.apply(config, changes, **settings)
     except Exception as error:
@@ -127,7 +128,7 @@ def _count(model_class: Any, config: Any) -> tuple[int, str]:
     return sum(p.numel() for p in parameters.values()), f"{name}{list(parameters[name].shape)}" if name else ""
 
 
-def _run(model: nn.Module, seed: int, fields: set[str]) -> nn.Module | Failure:
+def _run(model: nn.Module, seed: int, fields: Fields) -> nn.Module | Failure:
     failure: Failure | None = None
     for gain in (1.0, 0.5, 0.2):
         redraw(model, seed, gain=gain)
@@ -152,9 +153,21 @@ def _run(model: nn.Module, seed: int, fields: set[str]) -> nn.Module | Failure:
     return failure
 
 
-def _suspects(error: Exception, fields: set[str]) -> frozenset[str]:
-    """The changed fields that are named on the failing lines or in the message."""
+def _suspects(error: Exception, fields: Fields) -> frozenset[str]:
+    """The changed fields that are named on the failing lines or in the message, or whose value is told there before and after."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line or "" for frame in frames if "transformers" in frame.filename]
     words = set(re.findall(r"[A-Za-z_]\w+", " ".join([*lines[-2:], str(error)])))
-    return frozenset(fields & words)
+    sizes = {int(n) for n in re.findall(r"\d+", str(error))}
+    return frozenset(name for name, old, new in fields if name in words or (old is not None and {old, new} <= sizes))
+
+
+def _size(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _held(config: Any, path: shrink.Path) -> int | None:
+    """What a configuration says now under a path, where that is a number."""
+    for name in path:
+        config = vars(config).get(name) if hasattr(config, "__dict__") else None
+    return _size(config)
