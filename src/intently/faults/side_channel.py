@@ -105,7 +105,7 @@ def _parted(seen: Examination) -> Iterator[Suspicion]:
                 witness=Witness(
                     f"{condition.name}: an output differs from the whole forward by {apart:.3g}", None, {"moved": apart}
                 ),
-                severity="warning" if told or (seen.trial.target.known and not _in_steps(condition)) else "error",
+                severity="warning" if told else "error",
                 condition=condition.name,
                 proven_by=f"with the output of {held} as in the whole forward, cache-equal is kept"
                 if cured and path

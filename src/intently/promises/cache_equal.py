@@ -16,6 +16,7 @@ from intently.targets.running import PLAIN
 
 _ROUNDINGS = 100  # other numbers of keys mean other roundings
 _SINGLE = 2e-6
+_CARRIED = 5  # a state that is carried on in float32 is rounded with every piece
 
 
 def gaps(trial: Trial, condition: Condition, fed: Tensor | None = None) -> Tensor:
@@ -28,7 +29,7 @@ def gaps(trial: Trial, condition: Condition, fed: Tensor | None = None) -> Tenso
 def noise(trial: Trial, condition: Condition) -> float:
     """The largest difference that counts as rounding."""
     whole = trial.whole(condition)
-    single = cells.single_steps(trial, whole)
+    single = _CARRIED * cells.single_steps(trial, whole)
     if condition.feed is not None and condition.feed.new:
         single = max(
             single, _SINGLE * float(whole.nan_to_num().abs().amax())
