@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import intently
 from intently import Intent, Mask, Target
+from intently.promises.in_half import EXPLAINED, measured
 from intently.promises.responsive import sharpness
 from intently.sites import Settings, Sizes, tracing
 from intently.sites.kernels import kernel_of, refused_for
@@ -273,6 +274,38 @@ def test_the_effect_told_is_that_of_zeroed_weights():
 
 
 # -- half precision -------------------------------------------------------------------------------------------------
+
+
+def first_row_blind(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Float32 inside; the first query sees nothing, and gives the average of all values."""
+    return blind_weights(q, k).to(v.dtype) @ v
+
+
+def blind_weights(q: Tensor, k: Tensor) -> Tensor:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    hidden = (torch.arange(q.shape[-2]) == 0)[:, None].expand(q.shape[-2], k.shape[-2])
+    scores = (q.to(wide) @ k.to(wide).mT / q.shape[-1] ** 0.5).masked_fill(hidden, torch.finfo(wide).min)
+    return scores.softmax(-1)
+
+
+def second_row_coarse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """In half precision, what the second query sees is known to a quarter."""
+    weights = blind_weights(q, k)
+    coarse = (torch.arange(q.shape[-2]) == 1)[:, None] & torch.tensor(q.dtype == torch.bfloat16)
+    return torch.where(coarse, (4 * weights).round() / 4, weights).to(v.dtype) @ v
+
+
+@pytest.mark.parametrize(("function", "few"), [(first_row_blind, True), (second_row_coarse, False)])
+def test_what_a_row_gives_that_sees_nothing_is_not_held_against_it(function, few: bool) -> None:
+    drawn_ones = [torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    exact, half = (
+        site_of(function, *(t.bfloat16().to(dtype) for t in drawn_ones)) for dtype in (torch.float64, torch.bfloat16)
+    )
+    assert not exact.visible[:, :, 0].any()
+    found = measured(half, exact)
+    assert found is not None
+    assert (found.units <= EXPLAINED) is few
+    assert (found.weight_off < 0.01) is few
 
 
 def test_units_are_those_of_float64_from_the_same_operands():

@@ -91,7 +91,8 @@ def measured(site: Site, exact: Site) -> Rounding | None:
     if value.shape[-2] != logits.shape[-1]:
         return None
     right = normalize(logits)
-    size = tensors.restore(right @ value.abs()).reshape(tensors.output.shape)
+    blind = ~exact.visible.any(-1, keepdim=True)  # what a row gives that sees nothing is not defined
+    size = tensors.restore((right @ value.abs()).masked_fill(blind, torch.inf)).reshape(tensors.output.shape)
     output = tensors.restore(right @ value).reshape(tensors.output.shape)
     unit = float(torch.finfo(getattr(torch, site.dtype)).eps) / 2 * size.amax(-1, keepdim=True).clamp_min(1e-30)
     units = float(torch.nan_to_num((tensors.output.double() - output).abs() / unit, nan=0.0).amax())
@@ -101,7 +102,7 @@ def measured(site: Site, exact: Site) -> Rounding | None:
         by_scores = float(
             (normalize(tensors.logits.double().masked_fill(~exact.visible, float("-inf"))) - right).abs().amax()
         )
-    off = float((weights - right).abs().amax()) if weights.shape == right.shape else 0.0
+    off = float((weights - right).masked_fill(blind, 0.0).abs().amax()) if weights.shape == right.shape else 0.0
     stage = "scores" if by_scores > off / 2 > 0 else "softmax" if off > 2 * unit_of(site) else "sum"
     largest = float(logits.masked_fill(~exact.visible, 0.0).abs().amax())
     return Rounding(site, site.dtype, units, stage, max(off, by_scores), largest)
