@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,18 +28,43 @@ _SWITCHES = re.compile(
 )
 
 
+# Fields that are no plain switches, with the values that some types take.
+_CHOICES: Mapping[str, Sequence[Any]] = {
+    "use_bidirectional_attention": (True,),
+    "sliding_window": (4,),
+    "attn_logit_softcapping": (5.0,),
+    "position_embedding_type": ("absolute", "rotary", "rope", "relative_key", "relative_key_query"),
+    "position_embeddings_type": ("relative", "relative_key", "rotary"),
+    "attention_type": ("original_full", "factorized"),
+    "encoder_attention_type": ("transient-global",),
+    "attn_type": ("uni",),
+}
+# Fields that say something only together.
+_TOGETHER = (
+    {"is_decoder": True, "add_cross_attention": True},
+    {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+    {"alibi": True, "new_decoder_architecture": True},
+)
+
+
 def variants(model_type: str) -> Iterator[str]:
-    """The type with each of its boolean switches of attention turned."""
+    """The type with each switch of its attention turned, and with the other choices that its fields have."""
     try:
         config = building._default_config(model_type)
     except building.CannotBuild:
         return
-    seen = set()
-    for _, part in shrink._walk(config):
-        for field, value in vars(part).items():
-            if isinstance(value, bool) and _SWITCHES.search(field) and field not in seen:
-                seen.add(field)
-                yield f"{model_type}?{field}={json.dumps(not value)}"
+    held = {field: value for _, part in shrink._walk(config) for field, value in vars(part).items()}
+    for field, value in held.items():
+        if isinstance(value, bool) and _SWITCHES.search(field):
+            yield f"{model_type}?{field}={json.dumps(not value)}"
+        elif value is None or isinstance(value, str):  # a number is a size, which the shrinking chooses
+            for other in _CHOICES.get(field, ()):
+                if isinstance(other, str) == isinstance(value, str) and other != value:
+                    yield f"{model_type}?{field}={json.dumps(other)}"
+    for fields in _TOGETHER:
+        if fields.keys() <= held.keys():
+            yield f"{model_type}?" + "&".join(f"{n}={json.dumps(v)}" for n, v in fields.items())
 
 
 def one(name: str) -> dict[str, Any]:
