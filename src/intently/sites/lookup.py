@@ -87,6 +87,7 @@ def _side(node: Node, stop: Node) -> frozenset[str]:
 def _side_between(node: Node, stops: Iterable[Node]) -> frozenset[str]:
     """Arguments that enter on the way from `stops` to `node` from beside it."""
     stopped = set(stops)
+    first = min((stop.number for stop in stopped), default=0)
     reaches: dict[Node, bool] = {}
 
     def passes(n: Node) -> bool:
@@ -96,8 +97,8 @@ def _side_between(node: Node, stops: Iterable[Node]) -> frozenset[str]:
             if current in reaches:
                 stack.pop()
                 continue
-            if current in stopped:
-                reaches[current] = True
+            if current in stopped or current.number < first:
+                reaches[current] = current in stopped
                 stack.pop()
                 continue
             waiting = [i for i in current.inputs if i not in reaches]

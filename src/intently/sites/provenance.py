@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -14,15 +15,18 @@ from intently.sites.ops import COPIES, MOVES, NORMS, PER_POSITION, REDUCTIONS, S
 # Whether a tensor is seen from inside vmap or another transform of functions.
 _is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 
+_numbers = itertools.count()
+
 
 class Node:
     """One tensor: the call that made it and the nodes it was made from.
 
     `origins` are the model's arguments that reach it. `call` replays a move on another tensor. `value` is kept for
-    single numbers only, so that scale factors can be read; `leaf` names an argument, a parameter or a constant.
+    single numbers only, so that scale factors can be read; `leaf` names an argument, a parameter or a constant. What a
+    node was made from has a smaller `number`.
     """
 
-    __slots__ = ("call", "facts", "index", "inputs", "leaf", "name", "origins", "shape", "value")
+    __slots__ = ("call", "facts", "index", "inputs", "leaf", "name", "number", "origins", "shape", "value")
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Node:
         self.leaf = leaf
         self.value = value
         self.facts: dict[str, Any] = {}
+        self.number = next(_numbers)
 
     def __repr__(self) -> str:
         return f"<{self.leaf or self.name} {list(self.shape)}>"
@@ -134,6 +139,7 @@ class Follow:
 
     def __init__(self, seeds: Mapping[Node, Tensor]):
         self._known: dict[Node, Tensor | None] = dict(seeds)
+        self._first = min((seed.number for seed in seeds), default=0)
 
     def to(self, node: Node) -> Tensor | None:
         """Indices shaped like `node`, or None."""
@@ -141,6 +147,10 @@ class Follow:
         while stack:
             current = stack[-1]
             if current in self._known:
+                stack.pop()
+                continue
+            if current.number < self._first:  # older than every seed, so made from none
+                self._known[current] = None
                 stack.pop()
                 continue
             waiting = [i for i in current.inputs if i not in self._known]
