@@ -8,13 +8,14 @@ from functools import partial
 import pytest
 import torch
 from tests.targets.cached_models import MODELS, VOCABULARY, Base, ByHand
-from tests.zoo.caches import Attention, TopLeft, aligned, decoder
-from torch import Tensor
+from tests.zoo.caches import Attention, Pair, TopLeft, aligned, decoder
+from torch import Tensor, nn
 
 import intently
 from intently import Intent, Mask, Report, Target
 from intently.faults.cached import spans
 from intently.report import Cell
+from intently.targets import Stream
 from intently.targets.generating import beside, generation
 from intently.targets.huggingface import tiny
 from intently.targets.running import Runner
@@ -233,3 +234,60 @@ def test_a_model_of_ones_own_has_no_generate() -> None:
     target = decoder(Attention, Attention).ready()
     (way, *_) = ways_of(Runner(target, torch.float64))
     assert generation(target.model, target, way) is None
+
+
+class Call(nn.Module):
+    """One head over what it is given, besides what is held before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x: Tensor, states: Tensor, held: Pair | None, seen: Tensor | None) -> tuple[Tensor, Pair]:
+        k, v = self.k(states), self.v(states)
+        if held is not None:
+            k, v = torch.cat([held[0], k], 1), torch.cat([held[1], v], 1)
+        scores = self.q(x) @ k.mT / 12**0.5
+        if seen is None:
+            seen = aligned(x.shape[1], k.shape[1])
+        return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v, (k, v)
+
+
+class Listener(nn.Module):
+    """Words about a context; with `one` the call over the context finds the words' keys in its cache, too."""
+
+    def __init__(self, *, one: bool) -> None:
+        super().__init__()
+        self.one = one
+        self.embed, self.own, self.cross = nn.Embedding(VOCABULARY, 12), Call(), Call()
+        self.head = nn.Linear(12, VOCABULARY)
+
+    def forward(self, tokens: Tensor, context: Tensor, cache: Pair | None = None) -> tuple[Tensor, Pair]:
+        x = self.embed(tokens)
+        y, present = self.own(x, x, cache, None)
+        x = x + y
+        shared = present if self.one and cache is not None else None
+        y, _ = self.cross(x, context, shared, torch.ones(1, dtype=torch.bool))
+        return self.head(x + y), present
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_a_call_that_finds_the_keys_of_another_in_its_cache_is_told(one: bool) -> None:
+    torch.manual_seed(5)
+    streams = Stream("context", "features", width=12, length=6), Stream("tokens", "tokens", vocab=VOCABULARY)
+    report = check(Target(Listener(one=one).eval(), Intent(Mask.causal()), streams=streams, output="tokens"))
+    assert cells(report)["cached: prefill and steps"].verdict == ("broken" if one else "kept")
+    assert [(f.fault, f.site) for f in report.findings] == [("cache-misaligned", "cross")] * one
+    if one:
+        (found,) = report.findings
+        fed = int(found.message.split("with ")[1].split()[0])
+        assert found.witness.values == {"keys": fed + 1 + 6, "in the whole forward": 6}
+
+
+def test_a_decoder_that_generates_with_one_cache_for_both_is_told_where() -> None:
+    report = check(tiny("trocr"))
+    told = {(f.fault, f.site) for f in report.findings if f.fault != "side-channel"}
+    calls = ("self_attn", "encoder_attn")
+    assert told == {("cache-misaligned", f"model.decoder.layers.{n}.{call}") for n in (0, 1) for call in calls}
+    assert "(root)" not in {f.site for f in report.findings}
+    assert cells(report)["cached: chunks of 3"].verdict == "kept"

@@ -260,6 +260,34 @@ def test_padding_inert(hides, counts, right):
         assert "their number has" in found["pads right"].note
 
 
+class PadsByBackend(Padded):
+    """Makes another thing of pads under another backend; `leaks` are the backends (as `use_flash`) that see pads."""
+
+    use_flash: bool
+    leaks: tuple[bool, ...] = ()
+
+    def __init__(self):
+        super().__init__(s.by_operator)
+        self.use_flash = True
+
+    def forward(self, x, attention_mask=None):
+        self.hides = self.use_flash not in self.leaks
+        if attention_mask is not None and not self.use_flash:
+            x = x * (2 - attention_mask[..., None])
+        return super().forward(x, attention_mask)
+
+
+@pytest.mark.parametrize(
+    ("leaks", "right"), [((), "kept"), ((True, False), "not-tried"), ((True,), "broken"), ((False,), "broken")]
+)
+def test_what_backends_make_of_pads_is_told_as_a_leak_where_both_let_it_out(leaks, right):
+    model = PadsByBackend()
+    model.leaks = leaks
+    found = cells(Target(model.eval(), FULL, features=s.INPUT), "backends-agree")
+    assert found["use_flash=False · pads right"].verdict == right
+    assert found["use_flash=False · batch 2"].verdict == "kept"
+
+
 # -- the parts ------------------------------------------------------------------------------------------------------
 
 

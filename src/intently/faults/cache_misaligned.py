@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from intently.faults.base import Fault, Suspicion
-from intently.faults.cached import steps
+from intently.faults.cached import overfull, steps
 from intently.faults.evidence import Examination
+from intently.report import Witness
 
 
 def look(seen: Examination) -> Iterator[Suspicion]:
@@ -14,6 +15,17 @@ def look(seen: Examination) -> Iterator[Suspicion]:
         others = step.extra & ~step.later & ~step.pads
         if step.missing.any() or others.any():
             yield step.suspicion(FAULT, step.wrong)
+    for each, whole in overfull(seen):
+        read = f"{each.site.keys} keys are read, where the whole forward has {whole.keys} of the source"
+        yield Suspicion(
+            fault=FAULT,
+            promise="cache-equal",
+            site=each.site,
+            message=f"with {each.batch.first} tokens fed before, {read}: those of other calls, or of earlier pieces, stand in its cache",
+            witness=Witness(read, None, {"keys": each.site.keys, "in the whole forward": whole.keys}),
+            condition=each.condition.name,
+            unprovable="which of the cached keys are its own cannot be told",
+        )
 
 
 FAULT = Fault(
@@ -26,7 +38,7 @@ FAULT = Fault(
     why_silent="A triangle of the new queries over all keys has the right shape. Training never runs this path, and a step sees at "
     "least the first key, so that text comes out.",
     fix="Align the mask at its end: query i of n new ones, with m cached keys, sees keys up to m + i. is_causal=True aligns at the "
-    "start, so use it only where nothing is cached; one query needs no triangle.",
+    "start, so use it only where nothing is cached; one query needs no triangle. Give self- and cross-attention a cache each.",
     bad="""
 import torch
 from torch import nn

@@ -144,6 +144,21 @@ def steps(seen: Examination) -> Iterator[Step]:
             yield step
 
 
+def overfull(seen: Examination) -> Iterator[tuple[Look, Site]]:
+    """Calls of pieces over a source that read more keys than in the whole forward, each with its call there."""
+    for condition in seen.broken("cache-equal"):
+        whole = {s.key_name: s for s in seen.trial.sites(condition.whole)}
+        for look in seen.looks([condition]):
+            other = whole.get(look.site.key_name)
+            if (
+                look.batch.first is not None
+                and other is not None
+                and other.role == "cross"
+                and look.site.keys > other.keys
+            ):
+                yield look, other
+
+
 def _first(batch: Batch) -> int:
     assert batch.first is not None
     return batch.first

@@ -8,6 +8,7 @@ import torch
 
 from intently.promises import cells
 from intently.promises.base import Promise
+from intently.promises.padding_inert import PADS, pads_part
 from intently.promises.trial import Condition, Trial, difference
 from intently.report import Cell
 from intently.targets.running import PLAIN
@@ -33,6 +34,9 @@ def try_on(trial: Trial) -> Iterable[Cell]:
             noise = 4 * trial.threshold(theirs)
             if worst > noise and cells.rounding_only(trial, condition, Condition(PLAIN, condition.layout), worst):
                 noise = worst
+            if worst > noise and pads_part(trial, condition):
+                found.append(cells.untried("observer-neutral", condition, PADS))
+                continue
             found.append(cells.cell("observer-neutral", condition, worst, noise, broken=worst > noise))
         elif condition.switch.name == PLAIN.name and not trial.edits and cells.same_as(trial, condition) is None:
             plain, traced = trial.output(condition), trial.traced_output(condition)

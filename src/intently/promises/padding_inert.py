@@ -10,6 +10,7 @@ from intently.promises import cells
 from intently.promises.base import Promise
 from intently.promises.trial import Condition, Trial, difference
 from intently.report import Cell
+from intently.targets.running import PLAIN
 from intently.targets.stream import Batch
 
 
@@ -22,6 +23,17 @@ def stirred(trial: Trial, condition: Condition) -> torch.Tensor:
         pads = ~cells.real_positions(trial, condition, name, influence.positions[name])
         parts.append(influence.moved[name][pads, 0][:, rows].T)
     return torch.cat(parts, 1) if parts else torch.zeros(int(rows.sum()), 0)
+
+
+PADS = "the content of pads moves real outputs, and what a pad that sees nothing gives is each path's own"
+
+
+def pads_part(trial: Trial, condition: Condition) -> bool:
+    """Whether pads reach real outputs with and without a switch: that is told, and two paths make other things of pads by design."""
+    if trial.edits or not trial.padded(condition.layout):
+        return False
+    both = (condition, Condition(PLAIN, condition.layout))
+    return all(bool((stirred(trial, c) > trial.threshold(trial.output(c))).any()) for c in both)
 
 
 def alone(trial: Trial, condition: Condition) -> float | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from intently.targets.feeding import Feed, StartForm, Way
 from intently.targets.field import field_of
+from intently.targets.generating import generation
 from intently.targets.running import Fed, Runner
 from intently.targets.signature import CACHE, POSITIONS, START, lengths_for, plain_names, signature
 from intently.targets.stream import Batch
@@ -24,6 +25,7 @@ from intently.targets.target import Target
 _FLAG = re.compile(r"^((use|with|return|output)_(kv_?)?(cache|caches|past|mems|state|states|kv|present)|incremental)$")
 _MAKER = re.compile(r"^(make|init|new|create|empty|allocate|get|alloc)_(empty_|kv_?)?(caches?|states?|past)$")
 _SETUP = re.compile(r"^(setup|reset|clear|init|enable|start|empty)_(kv_?)?(caches?|states?|memory)$")
+ONE_FOR_BOTH = "one cache for both, as generate makes it"  # self- and cross-attention
 _SPLIT = (4, 3)  # the pieces of the trial
 _MOST = 24  # ways tried
 
@@ -49,7 +51,7 @@ def ways_of(runner: Runner) -> tuple[Way, ...]:
     if not found:
         return ()
     first = found[0]
-    others = [way for make in _others(runner.model, first) for way in trial.best(iter([make]))]
+    others = [way for make in _others(runner, first, trial.batch) for way in trial.best(iter([make]))]
     return (first, *others)
 
 
@@ -264,8 +266,9 @@ def _encoder_once(target: Target) -> Callable[[Any, Batch], Mapping[str, Any]] |
     return encode
 
 
-def _others(model: Any, way: Way) -> Iterator[Way]:
-    """Other caches of transformers: of fixed size where the model takes one, and one that knows no window."""
+def _others(runner: Runner, way: Way, batch: Batch) -> Iterator[Way]:
+    """Other caches of transformers: of fixed size where the model takes one, one that knows no window, and what generate makes."""
+    model = runner.model
     if not _is_pretrained(model) or not way.cache or way.encode is not None:
         return
     from transformers import DynamicCache, StaticCache
@@ -279,3 +282,7 @@ def _others(model: Any, way: Way) -> Iterator[Way]:
         yield dataclasses.replace(way, name="static cache", empty=fixed)
         if field_of(config, "sliding_window"):
             yield dataclasses.replace(way, name="cache without a window", empty=lambda model, batch: DynamicCache())
+    if generation(model, runner.target, way) is not None and not field_of(model.config, "is_encoder_decoder"):
+        made = way.returned(runner.once(way, batch)[1]) if way.returned is not None else None
+        if type(made).__name__ == "EncoderDecoderCache":  # generate makes such a one for encoder-decoders alone
+            yield dataclasses.replace(way, name=ONE_FOR_BOTH, empty=lambda model, batch: DynamicCache())
