@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import intently
 from intently import Intent, Mask, Target
+from intently.targets import Padding, Stream
 
 WIDTH, HEADS, VOCABULARY = 24, 3, 19
 Attend = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
@@ -496,7 +497,39 @@ def translator(triangle: bool) -> Target:
     return Target(model, Intent.encoder_decoder(), features=WIDTH, length=7)
 
 
+class Sloped(nn.Module):
+    """One head looks at its own key alone, as its slope is so steep; the other sees far. Pads are hidden, or all else is."""
+
+    def __init__(self, inverted: bool) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.inverted = nn.Embedding(31, 16), nn.Linear(16, 48), inverted
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x, places = self.embed(input_ids), torch.arange(input_ids.shape[1])
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        behind = places[:, None] - places
+        hidden = (behind < 0)[None, None]
+        if attention_mask is not None:
+            hidden = hidden | (attention_mask == int(self.inverted))[:, None, None, :]
+        scores = q @ k.mT / 8**0.5 - behind * torch.tensor([64.0, 0.25])[:, None, None]
+        weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+        return x + (weights @ v).transpose(1, 2).flatten(2)
+
+
+def sloped(*, inverted: bool) -> Target:
+    torch.manual_seed(6)
+    keep = Padding("attention_mask", keep=True)
+    streams = (Stream("input_ids", "tokens", vocab=31, length=40, padding=keep),)
+    return Target(Sloped(inverted).eval(), CAUSAL, streams=streams)
+
+
 TRAPS = (
+    Trap(
+        "a slope that leaves a query its own key",
+        lambda: sloped(inverted=False),
+        lambda: sloped(inverted=True),
+        "mask-inverted",
+    ),
     Trap(
         "top-left causal as a primitive", lambda: Target(top_left, CAUSAL), lambda: Target(bare, CAUSAL), "causal-leak"
     ),

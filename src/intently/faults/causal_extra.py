@@ -60,7 +60,8 @@ def look(seen: Examination) -> Iterator[Suspicion]:
             continue
         pairs = each.missing
         own = bool(_own(each)[pairs].all())
-        what = "queries do not see their own keys:" if own else "a triangle hides" if triangle else "the mask hides"
+        other = "a window hides" if "window(" in each.site.mask else "the mask hides"
+        what = "queries do not see their own keys:" if own else "a triangle hides" if triangle else other
         # A query that sees nothing at all averages over everything, or is not a number.
         broken = [p for p in FAULT.promises if seen.breaks(p, each.condition)]
         yield Suspicion(
@@ -81,7 +82,8 @@ FAULT = Fault(
     stage="mask",
     promises=("sees-all", "causal", "padding-inert", "windowed"),
     severity="error",
-    summary="A triangle hides later keys where attention is meant to see both ways, or the mask hides more than the intent says.",
+    summary="A triangle hides later keys where attention is meant to see both ways, or the mask hides more than the intent says, as a "
+    "window where none is meant.",
     symptom="The first positions of an encoder or of cross-attention know almost nothing; quality is a little worse everywhere.",
     why_silent="A causal encoder trains. Often it happens only without a mask and at batch 1, where nobody tests.",
     fix="Pass is_causal=False (or no triangle) to encoder and cross-attention, whether a mask is given or not.",
