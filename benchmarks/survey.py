@@ -39,6 +39,7 @@ _CHOICES: Mapping[str, Sequence[Any]] = {
     "encoder_attention_type": ("transient-global",),
     "attn_type": ("uni",),
 }
+_OF_ALL = frozenset({"is_decoder", "add_cross_attention"})
 # Fields that say something only together.
 _TOGETHER = (
     {"is_decoder": True, "add_cross_attention": True},
@@ -54,7 +55,8 @@ def variants(model_type: str) -> Iterator[str]:
         config = building._default_config(model_type)
     except building.CannotBuild:
         return
-    held = {field: value for _, part in shrink._walk(config) for field, value in vars(part).items()}
+    # Whether a part of several is a decoder follows from its place among them.
+    held = {f: v for path, part in shrink._walk(config) for f, v in vars(part).items() if not path or f not in _OF_ALL}
     for field, value in held.items():
         if isinstance(value, bool) and _SWITCHES.search(field):
             yield f"{model_type}?{field}={json.dumps(not value)}"
