@@ -493,3 +493,26 @@ def test_what_one_run_without_pads_hides_is_the_measure_for_all() -> None:
     report = intently.check(Target(CausalByMask().eval(), features=8))
     assert report.intent.startswith("causal")
     assert {f.fault for f in report.findings if f.severity == "error"} == {"causal-leak"}
+
+
+class RightWhenLookedAt(torch.nn.Module):
+    """Sees both ways where its weights are asked for; else through a call that is causal, or is not."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.own, self.causal = torch.nn.Linear(8, 24), causal
+
+    def forward(self, x: torch.Tensor, need_weights: bool = False) -> torch.Tensor:
+        q, k, v = self.own(x)[:, None].chunk(3, -1)
+        if need_weights:
+            return x + ((q @ k.mT / 8**0.5).softmax(-1) @ v)[:, 0]
+        return x + torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)[:, 0]
+
+
+@pytest.mark.parametrize(("causal", "found"), [(True, [("causal-extra", "proven")]), (False, [])])
+def test_a_call_at_fault_as_it_is_is_not_told_for_running_otherwise_when_looked_at(causal, found) -> None:
+    torch.manual_seed(0)
+    report = intently.check(Target(RightWhenLookedAt(causal).eval(), Intent(Mask.full()), features=8))
+    assert [(f.fault, f.proof) for f in report.findings if f.severity == "error"] == found
+    assert any(c.promise == "observer-neutral" and c.verdict == "broken" for c in report.grid) is causal
+    assert not [n for n in report.notes if "no fault known" in n]

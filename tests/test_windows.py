@@ -127,3 +127,9 @@ def test_a_window_that_nothing_tried_exceeds_is_told() -> None:
     report = checked(built(Everything, intent=Intent(Mask.causal() & Mask.window(1000))))
     assert report.ok
     assert [n for n in report.notes if "was not judged; --length N tries longer sequences" in n]
+
+
+def test_a_window_where_none_is_meant_is_called_one() -> None:
+    found = [f for f in checked(built(Fused, Fused, intent=Intent(Mask.causal()))).findings if f.severity == "error"]
+    assert {(f.fault, f.proof) for f in found} == {("causal-extra", "proven")}
+    assert all(f.message.startswith("a window hides") and f"window({WINDOW})" in f.message for f in found)
