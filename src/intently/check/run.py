@@ -303,7 +303,8 @@ class Check:
             if _ill(self.trial, condition):
                 return
             influence = self.trial.influence(condition)
-            if any(float(m.amax()) > 0 for m in influence.moved.values()):
+            least = min(self.trial.threshold(influence.base), 1e-13 * float(influence.base.abs().amax()))
+            if any(float(m.amax()) > least for m in influence.moved.values()):
                 return
         raise CannotCheck(
             f"no change of any input moves the output of {self.target.label}",
