@@ -24,7 +24,7 @@ STATE = written.RESULTS / "survey.jsonl"
 _SWITCHES = re.compile(
     r"alibi|bidirectional|is_decoder|is_causal|^causal$|add_cross_attention|cross_attn_all|use_sliding_window|multi_query|"
     r"parallel_(attn|residual)|new_decoder|qk_(layer_?)?norm|qk_ln|relative|rotary|interleave|sink|scale_attn|"
-    r"(attention|attn|qkv|query|key|use)_bias$|abs_pos|rel_pos|gated_attn|attn_uses|learned_position"
+    r"upcast|use_rope|(attention|attn|qkv|query|key|use)_bias$|abs_pos|rel_pos|gated_attn|attn_uses|learned_position"
 )
 
 
