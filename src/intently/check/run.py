@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from intently import __version__
 from intently.check.naming import Selection, suspects
@@ -39,6 +40,8 @@ MOST_HEADS = 8  # for a batch of as many samples
 MOST_TO_CURE = 2  # conditions of a broken promise under which all repairs are tried together
 LENGTH_OF_A_ROW = 9  # positions of a row into which documents are packed
 _PACKED = "packed"
+_UNSEEN = "no attention call was seen: promises were tried from outside only"
+_OF_ATTENTION = ("sees-all", "windowed", "order-aware")  # what convolutions and poolings do not promise
 _SEVERITIES = {"error": 0, "warning": 1, "note": 2}
 _STAGE_LINES = {"project": "score", "outside": "normalize"}  # where a stage's line goes by another stage's name
 
@@ -96,11 +99,13 @@ class Check:
             named = {f.site.split("#")[0] for f in findings if f.severity != "note"}
             found = [f for f in found if f.promise not in told and f.site.split("#")[0] not in named]
             findings += [replace(f, condition=f"{_LONG} · {f.condition}") for f in found]
-        return self._finish(cells, findings, plain)
+        return self._refuse_unseen(self._finish(cells, findings, plain))
 
     def _intent(self, plain: Sequence[Site]) -> Intent:
         """The stated intent, or what is observed in the runs that are given no mask, or one of ones."""
         found = observed(self.target, self.setup.lengths, plain)
+        if not self._attends:
+            return replace(found, waived={**dict.fromkeys(_OF_ATTENTION, "no attention call was seen"), **found.waived})
         if found.origin != "observed" or found.mask is None:
             return found
         whole = [c for c in self.trial.conditions if c.layout.samples > 1 and not c.layout.padded]
@@ -332,6 +337,20 @@ class Check:
                 "promises were tried from outside only"
             )
             return ()
+        # What is broken is told all the same; but with nothing seen to attend, nothing counts as kept. What a state
+        # carries on from piece to piece is no attention's doing.
+        self.notes.append(_UNSEEN)
+        self.trial.fed = ()
+        return ()
+
+    @property
+    def _attends(self) -> bool:
+        return bool(self.sites) or self.trial.runner.opaque
+
+    def _refuse_unseen(self, report: Report) -> Report:
+        """A report of a model in which nothing was seen to attend, where it has something to tell."""
+        if self._attends or report.verdict == "broken":
+            return report
         raise CannotCheck(
             f"no attention call was seen while {self.target.label} ran",
             cause="no product of queries and keys meets a softmax and then values, and no fused attention kernel ran",
@@ -406,10 +425,17 @@ class Check:
         for suspicion in FAULTS["side-channel"].look(seen):
             if suspicion.place in attending or (suspicions and not suspicion.place):
                 continue
-            if suspicion.place in unread or (opaque and suspicion.promise in ATTENTIONS_OWN):
+            hidden = opaque and suspicion.promise in ATTENTIONS_OWN and not self._is_plain_layer(suspicion.place)
+            if suspicion.place in unread or hidden:
                 suspicion = _attention_itself(suspicion)
             found.setdefault((suspicion.promise, suspicion.place), suspicion)
         return [_finding(s, bool(s.proven_by), s.proven_by or s.unprovable) for s in found.values()]
+
+    def _is_plain_layer(self, path: str) -> bool:
+        """Whether a module is a layer of torch itself, a convolution for instance, which attends to nothing."""
+        model = self.trial.runner.model
+        held = dict(model.named_modules()).get(path) if isinstance(model, nn.Module) and path else None
+        return type(held).__module__.startswith("torch.nn.modules") and not isinstance(held, nn.MultiheadAttention)
 
     def _finish(self, cells: list[Cell], findings: list[Finding], sites: Sequence[Site]) -> Report:
         findings.sort(key=lambda f: (_SEVERITIES[f.severity], f.site))

@@ -88,7 +88,9 @@ def wanted_mask(target: Target, intent: Intent, lengths: Mapping[str, int], batc
     elif query is not None and query is not target.main:
         encoder = intent.encoder
         if encoder is None and len(target.streams) > 1 and not target.known:
-            encoder = intent.memory  # of a released encoder that nothing is read of, what it is meant to hide is not known
+            encoder = (
+                intent.memory
+            )  # of a released encoder that nothing is read of, what it is meant to hide is not known
         structure = encoder.matrix(queries, keys) if encoder is not None else None
     elif own is not None and query is None and key is None and queries == keys and len(target.streams) == 1:
         # Positions besides the stream's own (a class token) stand before them: only a full mask speaks of those too.

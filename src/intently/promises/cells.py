@@ -80,16 +80,20 @@ def repeats(trial: Trial, condition: Condition) -> bool:
     return bool((difference(first, second) <= trial.threshold(first)).all())
 
 
-def is_chosen_from(trial: Trial, condition: Condition, stream: Stream) -> bool:
-    """Whether outputs follow a stream through a choice alone (the index of the largest value): then one position more or
-    less moves nothing, and shows nothing."""
+def is_chosen_from(trial: Trial, condition: Condition, stream: Stream, positions: Tensor) -> bool:
+    """Whether what moves nothing at these positions does so because outputs follow them through a choice (the index of the
+    largest value, the nearest code): a small change then mostly chooses the same, and shows nothing.
+
+    A slope where nothing moves tells a choice that lends its slope to gradients; outputs that other content moves, though
+    there is no slope anywhere, one that does not.
+    """
     batch = trial.batch(condition.layout)
     content = batch.arguments[stream.argument]
     if not content.is_floating_point():
         return False
-    slope = trial.runner.gradients(batch, [content], condition.switch)[0]
+    slope = trial.runner.gradients(batch, [content], condition.switch, judged=True)[0]
     if slope is not None and bool(slope.any()):
-        return False
+        return all(bool(slope[stream.place(0, position)].any()) for position in positions.tolist())
     other = trial.batch(condition.layout, seed=trial.seed + 1).arguments[stream.argument]
     changed = replace(batch, arguments={**batch.arguments, stream.argument: other})
     moved = difference(trial.run(changed, condition.switch), trial.output(condition))

@@ -19,10 +19,11 @@ def silent(trial: Trial, condition: Condition) -> tuple[str, ...]:
     noise = trial.threshold(influence.base)
     names = []
     for stream in trial.target.sources:
-        real = cells.real_positions(trial, condition, stream.argument, influence.positions[stream.argument])
+        tested = influence.positions[stream.argument]
+        real = cells.real_positions(trial, condition, stream.argument, tested)
         moved = influence.moved[stream.argument][real, 0]
         still = moved.numel() and float(moved.amax()) <= min(noise, 1e-13 * float(influence.base.abs().amax()))
-        if still and not cells.is_chosen_from(trial, condition, stream):
+        if still and not cells.is_chosen_from(trial, condition, stream, tested[real]):
             names.append(stream.argument)
     return tuple(names)
 

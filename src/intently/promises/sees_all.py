@@ -39,7 +39,7 @@ def unseen(trial: Trial, condition: Condition) -> dict[str, Tensor]:
         lost = asked.any(0) & (asked == (allowed & rows & real)).all(0)
         tested = influence.positions[stream.argument]
         if bool(lost.any()) and (
-            cells.is_chosen_from(trial, trial.conditions[0], stream)
+            cells.is_chosen_from(trial, trial.conditions[0], stream, tested[lost])
             or not _reaches_attention(trial, condition, stream, tested[lost])
         ):
             found[stream.argument] = asked & ~lost

@@ -70,17 +70,20 @@ class Runner:
         with self._context(switch, 0):
             return [t.shape for t in tensors_of(call(self.model, {**batch.arguments, **switch.arguments}))]
 
-    def gradients(self, batch: Batch, held: Sequence[Tensor], switch: Switch = PLAIN) -> list[Tensor | None]:
-        """Of one number made of all outputs, the gradient in each of some tensors of the model; None where it has no part."""
+    def gradients(
+        self, batch: Batch, held: Sequence[Tensor], switch: Switch = PLAIN, *, judged: bool = False
+    ) -> list[Tensor | None]:
+        """Of one number made of all outputs, or of those that are judged, the gradient in each of some tensors; None where
+        it has no part."""
+        chosen = {part.index for part in self._form_of(switch).parts} if judged else None
         before = [t.requires_grad for t in held]
         generator = torch.Generator().manual_seed(1)
         try:
             for tensor in held:
                 tensor.requires_grad_(True)
             with self._context(switch, 0), torch.inference_mode(False), torch.enable_grad():
-                made = [
-                    t for t in tensors_of(call(self.model, {**batch.arguments, **switch.arguments})) if t.requires_grad
-                ]
+                found = enumerate(tensors_of(call(self.model, {**batch.arguments, **switch.arguments})))
+                made = [t for i, t in found if t.requires_grad and (chosen is None or i in chosen)]
                 drawn = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in made]
                 total = sum((t.double() * r).sum() for t, r in zip(made, drawn, strict=True))
                 if not isinstance(total, Tensor):
