@@ -66,7 +66,23 @@ def variants(model_type: str) -> Iterator[str]:
                     yield f"{model_type}?{field}={json.dumps(other)}"
     for fields in _TOGETHER:
         if fields.keys() <= held.keys():
-            yield f"{model_type}?" + "&".join(f"{n}={json.dumps(v)}" for n, v in fields.items())
+            yield f"{model_type}?" + _set(fields)
+    yield from _decoders(model_type, held)
+
+
+def _decoders(model_type: str, held: Mapping[str, Any]) -> Iterator[str]:
+    """Where a type is another first of all: its class for text that goes on, alone and reading a memory."""
+    others = [n for table in (*building._MASKED, *building._SEQ2SEQ) for n in building._names(table, model_type)]
+    for name in building._names(building._CAUSAL[0], model_type) if others else ():
+        if held.get("is_encoder_decoder") or not held.keys() >= _OF_ALL:
+            yield f"{model_type}/{name}"
+        else:
+            for fields in ({"is_decoder": True}, dict.fromkeys(sorted(_OF_ALL), True)):
+                yield f"{model_type}/{name}?" + _set(fields)
+
+
+def _set(fields: Mapping[str, Any]) -> str:
+    return "&".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
 
 
 def one(name: str) -> dict[str, Any]:

@@ -45,3 +45,11 @@ def test_variants_turn_switches_that_exist() -> None:
 
 def test_one_type_that_cannot_be_built_says_why() -> None:
     assert "no model type" in survey.one("nothing-like-it")["why"]
+
+
+def test_a_type_that_is_a_decoder_too_is_tried_as_one() -> None:
+    assert {"roberta/RobertaForCausalLM?is_decoder=true", "bart/BartForCausalLM"} <= {
+        *survey.variants("roberta"),
+        *survey.variants("bart"),
+    }
+    assert not [v for v in survey.variants("llama") if "/" in v]
