@@ -230,6 +230,15 @@ def test_the_logits_of_generate_are_those_of_transformers() -> None:
             ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
 
 
+def test_positions_that_generate_hands_over_are_told() -> None:
+    """RoBERTa counts from the pad's id plus 1, and is handed positions from 0; BERT counts from 0 itself."""
+    found = check(tiny("roberta/RobertaForCausalLM?is_decoder=true"))
+    told = [f for f in found.findings if f.severity == "error"]
+    assert [(f.fault, f.proof, f.condition) for f in told] == [("side-channel", "proven", "generate: greedy")]
+    assert "position_ids" in told[0].message
+    assert check(tiny("bert/BertLMHeadModel?is_decoder=true")).verdict == "kept"
+
+
 def test_a_model_of_ones_own_has_no_generate() -> None:
     target = decoder(Attention, Attention).ready()
     (way, *_) = ways_of(Runner(target, torch.float64))

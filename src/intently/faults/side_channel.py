@@ -14,7 +14,7 @@ from intently.faults.cache_apart import parted
 from intently.faults.evidence import Examination
 from intently.faults.recording import Channel, Recording, gap, hooked, over, swapped, tensors_held
 from intently.promises import Condition, Trial, difference
-from intently.promises.cache_equal import gaps
+from intently.promises.cache_equal import gaps, noise
 from intently.promises.causal import leaks
 from intently.promises.documents_isolated import crossed, overwritten
 from intently.report import Severity, Witness
@@ -93,6 +93,8 @@ def _parted(seen: Examination) -> Iterator[Suspicion]:
         cause = told or "positions, what is cached, or a state that is not carried on"
         if condition.feed is not None and condition.feed.new:
             how, cause = "by its own generate", "a mask, positions or a cache prepared otherwise than for a forward"
+        handed = _handed_over(seen, condition)
+        cause = f"generate hands over {handed} from 0 on, where a forward makes others" if handed else cause
         places = [(c.path, f"{type(c.module).__name__} at {c.path}", f"by {c.moved:.3g}, relatively") for c in channels]
         held = " and ".join(path for path, _, _ in places)
         for path, name, moved in places or [("", "the model", f"by {apart:.3g}")]:
@@ -109,9 +111,21 @@ def _parted(seen: Examination) -> Iterator[Suspicion]:
                 condition=condition.name,
                 proven_by=f"with the output of {held} as in the whole forward, cache-equal is kept"
                 if cured and path
+                else f"one forward that is given {handed} from 0 on gives what generate does"
+                if handed
                 else "",
                 unprovable="" if cured else "no single module differs alone, or holding it was not enough",
             )
+
+
+def _handed_over(seen: Examination, condition: Condition) -> str:
+    """The argument of positions that makes all the difference between `generate` and a forward; empty where none does."""
+    feed, trial = condition.feed, seen.trial
+    if feed is None or not feed.new or not feed.way.positions or condition.layout.padded:
+        return ""
+    given = replace(feed, positions=True)
+    generated, whole = trial.runner.generated(trial.batch(condition.layout), given)
+    return feed.way.positions if float(difference(generated, whole).amax()) <= noise(trial, condition) else ""
 
 
 def _in_steps(condition: Condition) -> bool:

@@ -53,6 +53,6 @@ def _forward(target: Target, given: Mapping[str, Any], kept: Tensor, tokens: Ten
     grown = torch.cat([kept, torch.ones(len(kept), tokens.shape[1] - kept.shape[1], dtype=torch.bool)], 1)
     if main.padding is not None and main.padding.argument in given:
         arguments[main.padding.argument] = main.padding.value(grown)
-    if feed.way.positions and not bool(kept.all()):
+    if feed.way.positions and (feed.positions or not bool(kept.all())):
         arguments[feed.way.positions] = (grown.long().cumsum(1) - 1).clamp_min(0)
     return arguments
