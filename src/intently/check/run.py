@@ -9,20 +9,19 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from intently import __version__
+from intently.check.elsewhere import carried_elsewhere
 from intently.check.naming import Selection, suspects
 from intently.check.observe import narrowest, observed, odd_one_out
 from intently.check.precision import MOST_PARAMETERS_IN_HALF, Setup, noise_floor, parameters, set_up, short
 from intently.check.proof import Prover
 from intently.errors import CannotCheck
 from intently.faults import FAULTS, Examination, Suspicion, documents_leak
-from intently.faults.side_channel import FOLLOWED
 from intently.intent import Intent
 from intently.masks import Mask
 from intently.promises import PROMISES, Condition, Trial, conditions_of, documents_isolated, equal_case, feeds_of
-from intently.promises.cells import narrow, same_as
+from intently.promises.cells import narrow
 from intently.promises.windowed import bites, telling_length
 from intently.report import Cell, Finding, Report, Severity, Verdict
 from intently.sites import Site
@@ -408,34 +407,8 @@ class Check:
         return [_finding(s, *prover.prove(s, everyone)) for s in everyone]
 
     def _side_channels(self, cells: Sequence[Cell], suspicions: Sequence[Suspicion], prover: Prover) -> list[Finding]:
-        """What stays broken when every suspect call is repaired is carried by something else."""
-        broken = [c for c in cells if c.verdict == "broken" and c.promise in FOLLOWED]
-        broken = _told_apart(prover.trial, broken)
-        concerned = [s for s in suspicions if s.repair is not None and s.site is not None]
-        left = prover.still_broken(broken, concerned) if concerned else broken
-        if not left:
-            return []
-        repairs = [s for s in concerned if not s.undoes]
-        trial = prover.repaired(repairs, prover.trial.everything) if repairs else prover.trial
-        attending = {s.site.path for s in suspicions if s.site is not None}
-        seen = Examination(trial, tuple(left))
-        unread = {each.site.path.split("#")[0] for each in seen.looks() if not each.comparable}
-        opaque = not self.sites
-        found: dict[tuple[str, str], Suspicion] = {}
-        for suspicion in FAULTS["side-channel"].look(seen):
-            if suspicion.place in attending or (suspicions and not suspicion.place):
-                continue
-            hidden = opaque and suspicion.promise in ATTENTIONS_OWN and not self._is_plain_layer(suspicion.place)
-            if suspicion.place in unread or hidden:
-                suspicion = _attention_itself(suspicion)
-            found.setdefault((suspicion.promise, suspicion.place), suspicion)
-        return [_finding(s, bool(s.proven_by), s.proven_by or s.unprovable) for s in found.values()]
-
-    def _is_plain_layer(self, path: str) -> bool:
-        """Whether a module is a layer of torch itself, a convolution for instance, which attends to nothing."""
-        model = self.trial.runner.model
-        held = dict(model.named_modules()).get(path) if isinstance(model, nn.Module) and path else None
-        return type(held).__module__.startswith("torch.nn.modules") and not isinstance(held, nn.MultiheadAttention)
+        found = carried_elsewhere(cells, suspicions, prover, unseen=not self.sites)
+        return [_finding(s, bool(s.proven_by), s.proven_by or s.unprovable) for s in found]
 
     def _finish(self, cells: list[Cell], findings: list[Finding], sites: Sequence[Site]) -> Report:
         findings.sort(key=lambda f: (_SEVERITIES[f.severity], f.site))
@@ -502,31 +475,6 @@ class Check:
             for m in masks
             if m.observed
         ]
-
-
-# What a broken promise is called where attention itself carries it, in calls whose mask cannot be read.
-ATTENTIONS_OWN = {"causal": "causal-leak", "padding-inert": "padding-leak", "repeatable": "dropout-in-eval"}
-
-
-def _attention_itself(suspicion: Suspicion) -> Suspicion:
-    """The channel is a module that attends, in parts or unseen: then it is no side channel but attention's own fault."""
-    name = ATTENTIONS_OWN.get(suspicion.promise)
-    if name is None:
-        return suspicion
-    message = f"the attention of {suspicion.place or 'the model'} brings it in; its mask could not be read (it runs in parts, or unseen)"
-    return replace(suspicion, fault=FAULTS[name], message=message, severity=FAULTS[name].severity)
-
-
-def _told_apart(trial: Trial, broken: Sequence[Cell]) -> list[Cell]:
-    """Broken cells of a trial's own conditions, without those of outputs that an earlier condition gives, broken there as well."""
-    names = {(c.promise, c.condition) for c in broken}
-    same = {c.name: same_as(trial, c) for c in trial.conditions} | dict.fromkeys(c.name for c in trial.fed)
-    kept = []
-    for cell in broken:
-        other = same.get(cell.condition)
-        if cell.condition in same and (other is None or (cell.promise, other.name) not in names):
-            kept.append(cell)
-    return kept
 
 
 def _runs(trial: Trial, condition: Condition) -> bool:
