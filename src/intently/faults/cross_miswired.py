@@ -65,12 +65,12 @@ class Memory:
 
     def __init__(self, trial: Trial, condition: Condition, wrong: Wiring):
         self.trial, self.condition, self.wrong = trial, condition, wrong
-        self._last: tuple[int, Tensor | None] | None = None
+        self._last: tuple[Batch, Tensor | None] | None = None
 
     def of(self, batch: Batch) -> Tensor | None:
-        if self._last is None or self._last[0] != id(batch):
+        if self._last is None or self._last[0] is not batch:
             sites = self.trial.runner.traced(batch, self.condition.switch)[1]
-            self._last = (id(batch), self._among(sites, batch))
+            self._last = (batch, self._among(sites, batch))
         return self._last[1]
 
     def _among(self, sites: Sequence[Site], batch: Batch) -> Tensor | None:
