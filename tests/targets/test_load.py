@@ -236,3 +236,9 @@ def test_one_position(file):
     said = uncheckable(load(f"{file(GOOD)}:Net", length=1))
     assert "is one position long" in said and "nothing to see or to hide" in said
     assert "is one position long" in uncheckable(Target(Net(), length=1))
+
+
+def test_a_path_that_leads_nowhere_is_no_module() -> None:
+    for text in ("../nowhere/model", "./model", "folder/model"):
+        with pytest.raises(CannotCheck, match="there is no file or folder"):
+            load(text)

@@ -61,6 +61,11 @@ def _file(path: Path) -> ModuleType:
 
 
 def _package(name: str) -> ModuleType:
+    if name.startswith(".") or "/" in name:  # no module has such a name
+        raise CannotCheck(
+            f"there is no file or folder {name}",
+            hint="path/file.py:NAME, package.module:NAME, hf:MODEL_TYPE or a folder",
+        )
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
