@@ -53,6 +53,29 @@ def test_a_tower_of_its_own_is_put_aside_and_told() -> None:
     assert not [c for c in report.grid if c.promise == "memory-respected" and c.verdict != "not-applicable"]
 
 
+class Masked(TwoTowers):
+    """The same, where the text may be padded."""
+
+    def __init__(self, heeds: bool = True) -> None:
+        super().__init__()
+        self.heeds = heeds
+
+    def forward(self, text: Tensor, image: Tensor, text_mask: Tensor | None = None) -> dict[str, Tensor]:
+        q = self.text(text)[:, None]
+        mask = text_mask[:, None, None].bool() if text_mask is not None and self.heeds else None
+        text = text + F.scaled_dot_product_attention(q, q, q, attn_mask=mask)[:, 0]
+        image = attended(self.image(image))
+        return {"logits_per_text": text.mean(1) @ image.mean(1).mT, "text_states": text, "image_states": image}
+
+
+def test_of_two_towers_the_one_that_is_told_of_pads_is_judged() -> None:
+    ready = target(Masked()).ready()
+    assert (ready.main.argument, [s.argument for s in ready.aside]) == ("text", ["image"])
+    report = intently.check(target(Masked(heeds=False)))
+    assert report.verdict == "broken"
+    assert not [f for f in intently.check(target(Masked())).findings if f.severity != "note"]
+
+
 def test_a_memory_that_is_ignored_is_no_tower() -> None:
     ready = target(Forgetful()).ready()
     assert len(ready.streams) == 2 and not ready.aside

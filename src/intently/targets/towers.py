@@ -13,6 +13,7 @@ from intently.targets.stream import Stream
 from intently.targets.target import Target, call, output_form, tensors_of
 
 _OTHER = 5  # another seed
+_LENGTH = 11  # positions of what is put aside: as many as no judged stream has, or its outputs were taken for theirs
 
 
 def with_towers(target: Target) -> Target:
@@ -21,16 +22,19 @@ def with_towers(target: Target) -> Target:
     A memory that is ignored looks the same at the outputs of the main stream; but then no output is moved by both.
     """
     found = [s for s in target.sources if _stands_apart(target, s)]
+    masked = [s for s in found if s.padding is not None]
+    if masked and target.main.padding is None:  # the tower with more to keep is the one to judge
+        target = dataclasses.replace(target, output=masked[0].argument)
+        found = [s for s in target.sources if _stands_apart(target, s)]
     if not found:
         return target
     names = {s.argument for s in found}
-    lengths = lengths_for(target.streams)
     aside = [s for s in target.streams if names & {s.argument, s.follows}]
     said = f"{' and '.join(s.argument for s in found)} is read by a tower of its own, which meets that of {target.main.argument} at the end alone: it is run, and not judged here"
     return dataclasses.replace(
         target,
         streams=tuple(s for s in target.streams if s not in aside),
-        aside=tuple(dataclasses.replace(s, length=lengths[s.argument]) for s in aside),
+        aside=tuple(dataclasses.replace(s, length=s.length or _LENGTH) for s in aside),
         notes=(*target.notes, said),
     )
 
