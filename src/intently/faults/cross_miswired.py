@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from intently.edits import attend_to, silence
+from intently.edits import attend_to
 from intently.faults.base import Fault, Suspicion
 from intently.faults.evidence import Examination, Look
 from intently.faults.own_unread import misled, own_states, reaching_others
 from intently.faults.wiring import (
     Wiring,
     beside,
+    decides_alone,
     feedable,
     in_pairs,
     place,
@@ -22,7 +23,7 @@ from intently.faults.wiring import (
     speaks_of_source,
     wirings,
 )
-from intently.promises import Condition, Trial, difference
+from intently.promises import Condition, Trial
 from intently.promises.memory_respected import silent
 from intently.report import Witness
 from intently.sites import Site
@@ -168,7 +169,6 @@ def _proof(trial: Trial, condition: Condition, wrong: Wiring, repair) -> str:
     """With every call silenced that does read the source, this one alone decides whether the source moves the output."""
     sites = trial.sites(condition)
     others = [w.site for w in wirings(trial, sites) if "source" in (w.key, w.value)]
-    silenced = {s.key_name: (lambda site, batch: silence()(site)) for s in others}
     batch = trial.batch(condition.layout)
     sources = {s.argument for s in trial.target.sources}
     other = trial.batch(condition.layout, seed=trial.seed + 1).arguments
@@ -179,14 +179,9 @@ def _proof(trial: Trial, condition: Condition, wrong: Wiring, repair) -> str:
         batch.kept,
     )
 
-    def moved(edits) -> float:
-        repaired = trial.repaired(edits, [condition])
-        outputs = [repaired.run(b, condition.switch) for b in (batch, changed)]
-        return float(difference(*outputs)[trial.real_rows(condition, outputs[0].shape[1])].amax())
-
-    noise = trial.threshold(trial.output(condition))
-    without, fed = moved(silenced), moved({**silenced, wrong.site.key_name: repair})
-    if without > noise or fed <= noise:
+    rows = trial.real_rows(condition, trial.output(condition).shape[1])
+    fed = decides_alone(trial, condition, {wrong.site.key_name: repair}, others, changed, lambda gap: gap[rows])
+    if fed is None:
         return ""
     alone = "with the other calls that read the source silenced, " if others else ""
     return f"{alone}the source moves nothing; with this call fed the source's states it moves an output by {fed:.3g}"

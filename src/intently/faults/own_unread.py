@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from intently.edits import attend_to, silence
+from intently.edits import attend_to
 from intently.faults.evidence import Examination
 from intently.faults.wiring import (
     Wiring,
     beside,
+    decides_alone,
     feedable,
     in_pairs,
     place,
@@ -19,7 +20,7 @@ from intently.faults.wiring import (
     speaks_of_source,
     wirings,
 )
-from intently.promises import Condition, Trial, difference
+from intently.promises import Condition, Trial
 from intently.promises.sees_all import unseen
 from intently.sites import Site
 from intently.targets.stream import Batch
@@ -73,21 +74,15 @@ def own_states(seen: Examination) -> Callable[[Site, Batch], Any]:
 def reaching_others(trial: Trial, condition: Condition, wrong: Wiring, repair: Callable[[Site, Batch], Any]) -> str:
     """With every other call over own states silenced, this one alone decides whether a token reaches another's output."""
     others = [w.site for w in wirings(trial, trial.sites(condition)) if "own" in (w.key, w.value)]
-    silenced = {s.key_name: (lambda site, batch: silence()(site)) for s in others}
     batch, main = trial.batch(condition.layout), trial.target.main
     content = main.change(batch.arguments[main.argument], 0, 0, trial.seed + 1)
     changed = Batch({**batch.arguments, main.argument: content}, batch.lengths, batch.samples, batch.kept)
 
-    def moved(edits: Any) -> float:
-        repaired = trial.repaired(edits, [condition])
-        outputs = [repaired.run(b, condition.switch) for b in (batch, changed)]
-        return float(difference(*outputs)[0, 1:].amax())
-
     if trial.output(condition).shape[1] != main.positions(trial.lengths[main.argument]):
         return ""
-    noise = trial.threshold(trial.output(condition))
-    without, fed = moved(silenced), moved({**silenced, wrong.site.key_name: repair})
-    if without > noise or fed <= noise:
+    repairs = {wrong.site.key_name: repair}
+    fed = decides_alone(trial, condition, repairs, others, changed, lambda gap: gap[0, 1:])
+    if fed is None:
         return ""
     alone = "with the other calls over own states silenced, " if others else ""
     return f"{alone}the first token moves no other output; with this call fed own states it moves one by {fed:.3g}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from intently.promises import Trial
+from intently.edits import silence
+from intently.promises import Condition, Trial, difference
+from intently.promises.trial import BatchEdit
 from intently.sites import Site
 from intently.targets.stream import Batch
 
@@ -101,6 +103,30 @@ def read_by(site: Site, name: str, batch: Batch) -> Tensor | None:
     """The hidden states behind an operand, `[batch, position, width]`."""
     projection = site.tensors.projections.get(name) if site.tensors is not None else None
     return projection.hidden(batch.samples) if projection is not None else None
+
+
+def decides_alone(
+    trial: Trial,
+    condition: Condition,
+    repairs: Mapping[str, BatchEdit],
+    others: Sequence[Site],
+    changed: Batch,
+    rows: Callable[[Tensor], Tensor],
+) -> float | None:
+    """How far the chosen `rows` move for changed content where, with the `others` silenced, a repair alone makes them move.
+
+    None where they move without it, or do not with it.
+    """
+    silenced: dict[str, BatchEdit] = {s.key_name: (lambda site, _: silence()(site)) for s in others}
+    batch = trial.batch(condition.layout)
+
+    def moved(edits: Mapping[str, BatchEdit]) -> float:
+        repaired = trial.repaired(edits, [condition])
+        return float(rows(difference(*(repaired.run(b, condition.switch) for b in (batch, changed)))).amax())
+
+    noise = trial.threshold(trial.output(condition))
+    without, fed = moved(silenced), moved({**silenced, **repairs})
+    return None if without > noise or fed <= noise else fed
 
 
 def feedable(site: Site, hidden: Tensor) -> bool:
